@@ -1,0 +1,1 @@
+"""A sandbox service that runs untrusted Python and reports what it returned."""
