@@ -26,9 +26,9 @@ class LossConfig:
         (clip-higher: DAPO, arXiv 2503.14476, section 3.1).
       dual_clip: bound on the loss of a token with negative advantage, in units of |advantage|
         (dual-clip PPO, arXiv 1912.09729, eq. 5); 0 turns it off.
-      kl_coef: weight of the KL term against the frozen reference; 0 means no reference is needed.
+      kl_coefficient: weight of the KL term against the frozen reference; 0 means no reference is needed.
       kl_estimator: "k1", "k2" or "k3" (rl/kl.py).
-      entropy_coef: weight of the entropy bonus; the entropy is logged either way.
+      entropy_coefficient: weight of the entropy bonus; the entropy is logged either way.
       temperature: divides the logits, in the update and in the log-probs it is compared with. It is
         the rollout's temperature.
     """
@@ -36,9 +36,9 @@ class LossConfig:
     clip_low: float = 0.20
     clip_high: float = 0.28
     dual_clip: float = 10.0
-    kl_coef: float = 0.001
+    kl_coefficient: float = 0.001
     kl_estimator: KlEstimator = "k3"
-    entropy_coef: float = 0.0
+    entropy_coefficient: float = 0.0
     temperature: float = 1.0
 
     def __post_init__(self) -> None:
@@ -50,8 +50,10 @@ class LossConfig:
             raise ValueError(
                 f"LossConfig.dual_clip={self.dual_clip}; it must be above 1, or 0 to turn it off"
             )
-        if self.kl_coef < 0.0:
-            raise ValueError(f"LossConfig.kl_coef={self.kl_coef}; it must not be negative")
+        if self.kl_coefficient < 0.0:
+            raise ValueError(
+                f"LossConfig.kl_coefficient={self.kl_coefficient}; it must not be negative"
+            )
         if self.kl_estimator not in KL_ESTIMATORS:
             raise ValueError(
                 f"LossConfig.kl_estimator={self.kl_estimator!r}; use one of "
@@ -127,12 +129,12 @@ def grpo_loss(
         # KL(old || new), k3 on the samples' own distribution: how far this step moved the policy.
         "policy_kl": total(ratio - log_ratio - 1.0),
     }
-    if config.kl_coef:
+    if config.kl_coefficient:
         kl_sum = total(kl_estimate(logp, rows["ref_logp"], config.kl_estimator))
-        loss_sum = loss_sum + config.kl_coef * kl_sum
+        loss_sum = loss_sum + config.kl_coefficient * kl_sum
         sums["kl"] = kl_sum
-    if config.entropy_coef:
-        loss_sum = loss_sum - config.entropy_coef * sums["entropy"]
+    if config.entropy_coefficient:
+        loss_sum = loss_sum - config.entropy_coefficient * sums["entropy"]
     sums["loss"] = loss_sum
     maxima = {"ratio_max": jnp.max(mask * ratio)}
     return LossOutput(loss_sum, *jax.lax.stop_gradient((sums, maxima)))

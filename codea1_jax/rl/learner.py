@@ -1,0 +1,336 @@
+"""The learner: log-probs of given tokens, and one optimizer step per mini-batch.
+
+Gradients of micro-batches are added up as sums over tokens and divided once by the mini-batch's
+token count, so a step does not depend on how rows were split, padded, ordered or sharded. The host
+walks over the micro-batches; each runs one jitted program whose shapes come from the bucket list.
+"""
+
+import dataclasses
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from codea1_jax.models import sharding
+from codea1_jax.models.qwen2 import LanguageModel
+from codea1_jax.rl import optim
+from codea1_jax.rl.batching import MicroBatch, TrainBatch, default_length_buckets, micro_batches
+from codea1_jax.rl.losses import LossConfig, LossFn, LossOutput, grpo_loss, sft_loss
+from codea1_jax.rl.optim import OptimizerConfig
+from codea1_jax.rl.token_logp import response_logp
+from codea1_jax.typing import Array, Float32, Int32, Params
+
+# Rows of a batch are spread over these mesh axes; the tensor axis sees all of them.
+ROW_AXES = ("data", "fsdp")
+
+
+@dataclasses.dataclass(frozen=True)
+class LearnerConfig:
+    """Sizes of the learner's programs.
+
+    Attributes:
+      length_buckets: row lengths that programs are compiled for.
+      micro_batch_tokens: padded tokens per micro-batch, over all devices.
+      tokens_per_chunk: tokens whose logits exist at a time, per device that rows are spread over.
+    """
+
+    length_buckets: tuple[int, ...] = default_length_buckets(8192)
+    micro_batch_tokens: int = 16384
+    tokens_per_chunk: int = 1024
+
+    def __post_init__(self) -> None:
+        buckets = tuple(self.length_buckets)
+        object.__setattr__(self, "length_buckets", buckets)
+        if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 2:
+            raise ValueError(
+                f"LearnerConfig.length_buckets={buckets}; it must be ascending lengths from 2 up"
+            )
+        for name in ("micro_batch_tokens", "tokens_per_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"LearnerConfig.{name}={getattr(self, name)}; it must be positive")
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=("params", "opt_state", "num_updates", "num_skipped"),
+    meta_fields=(),
+)
+@dataclasses.dataclass(frozen=True)
+class TrainState:
+    """What an update changes, and what a checkpoint must hold.
+
+    Attributes:
+      params: float32 master weights.
+      opt_state: Adam's moments, float32, sharded like the parameters.
+      num_updates: int32, optimizer steps taken.
+      num_skipped: int32, steps not taken: gradient not finite, or no token counted.
+    """
+
+    params: Params
+    opt_state: Any
+    num_updates: Array
+    num_skipped: Array
+
+
+class Learner:
+    """Computes log-probs and updates for one model on one mesh. Holds programs, no state."""
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        mesh: Mesh,
+        optimizer: OptimizerConfig,
+        loss: LossConfig,
+        config: LearnerConfig,
+    ):
+        self.model = model
+        self.mesh = mesh
+        self.optimizer = optimizer
+        self.loss = loss
+        self.config = config
+        self._num_row_shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+        self._replicated = NamedSharding(mesh, PartitionSpec())
+        self._param_shardings = sharding.param_shardings(model, mesh)
+        self._state_shardings = self._make_state_shardings()
+
+        self._init = jax.jit(self._init_state, out_shardings=self._state_shardings)
+        self._logprobs = jax.jit(self._row_logprobs)
+        gradients = partial(jax.jit, out_shardings=(self._param_shardings, None))
+        self._grpo_gradients = gradients(
+            partial(self._row_gradients, partial(grpo_loss, config=loss))
+        )
+        self._sft_gradients = gradients(partial(self._row_gradients, sft_loss))
+        self._add = jax.jit(
+            partial(jax.tree.map, jnp.add),
+            donate_argnums=0,
+            out_shardings=self._param_shardings,
+        )
+        self._apply = jax.jit(
+            self._apply_gradients,
+            donate_argnums=(0, 1),
+            out_shardings=(self._state_shardings, None),
+        )
+
+    # State
+
+    def init_state(self, params: Params) -> TrainState:
+        """A fresh state around a float32 copy of `params`, which stay usable."""
+        return self._init(params)
+
+    def abstract_state(self) -> TrainState:
+        """Shapes, dtypes and shardings of a state: the target of a checkpoint's restore."""
+        shapes = jax.eval_shape(self._init_state, self.model.abstract_params())
+        return jax.tree.map(
+            lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
+            shapes,
+            self._state_shardings,
+        )
+
+    def _init_state(self, params: Params) -> TrainState:
+        # A copy even where the dtype already fits: the state is donated to every update, and the
+        # caller may keep `params` as the frozen reference.
+        params = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
+        return TrainState(
+            params, optim.adam(self.optimizer).init(params), jnp.int32(0), jnp.int32(0)
+        )
+
+    def _make_state_shardings(self) -> TrainState:
+        shapes = jax.eval_shape(self._init_state, self.model.abstract_params())
+        opt_state = optax.tree_map_params(
+            optim.adam(self.optimizer),
+            lambda _, where: where,
+            shapes.opt_state,
+            self._param_shardings,
+            transform_non_params=lambda _: self._replicated,
+        )
+        return TrainState(self._param_shardings, opt_state, self._replicated, self._replicated)
+
+    # Log-probs
+
+    def logprobs(
+        self,
+        params: Params,
+        tokens: Int32[np.ndarray, "B L"],
+        lengths: Int32[np.ndarray, "B"],
+        response_mask: Float32[np.ndarray, "B L"],
+        temperature: float = 1.0,
+    ) -> tuple[Float32[np.ndarray, "B L"], Float32[np.ndarray, "B L"]]:
+        """Log-prob of each response token and entropy of the distribution it came from.
+
+        Args:
+          params: of any float dtype; the policy's or the reference's.
+          temperature: divides the logits.
+
+        Returns:
+          (logp, entropy), zero outside the mask.
+        """
+        if temperature <= 0.0:
+            raise ValueError(f"temperature={temperature}; log-probs need one above 0")
+        zeros = np.zeros(tokens.shape, np.float32)
+        batch = TrainBatch(
+            tokens, lengths, response_mask, np.zeros(len(tokens), np.float32), zeros, zeros
+        )
+        logp, entropy = np.zeros_like(zeros), np.zeros_like(zeros)
+        for micro in self._micro_batches(batch):
+            arrays = self._to_device(micro, ("tokens", "lengths", "response_mask"))
+            values = jax.device_get(self._logprobs(params, arrays, np.float32(temperature)))
+            width = min(micro.batch.tokens.shape[1], tokens.shape[1])
+            for whole, part in zip((logp, entropy), values, strict=True):
+                whole[micro.rows, :width] = part[: len(micro.rows), :width]
+        return logp, entropy
+
+    def score(
+        self, params: Params, batch: TrainBatch
+    ) -> tuple[Float32[np.ndarray, "B L"], Float32[np.ndarray, "B L"]]:
+        """`logprobs` of a batch at the loss's temperature: its `old_logp` or `ref_logp`."""
+        return self.logprobs(
+            params, batch.tokens, batch.lengths, batch.response_mask, self.loss.temperature
+        )
+
+    def _row_logprobs(
+        self, params: Params, rows: dict[str, Array], temperature: Array
+    ) -> tuple[Float32[Array, "B L"], Float32[Array, "B L"]]:
+        tokens = rows["tokens"]
+        num_rows, length = tokens.shape
+        index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None, :], tokens.shape)
+        segment_ids = (index < rows["lengths"][:, None]).astype(jnp.int32)
+        hidden = self.model.hidden(params, tokens, index, segment_ids)  # [B, L, D]
+        rows_per_shard = max(num_rows // self._num_row_shards, 1)
+        return response_logp(
+            self.model.logits,
+            params,
+            hidden,
+            tokens,
+            rows["response_mask"],
+            temperature,
+            chunk_length=min(max(self.config.tokens_per_chunk // rows_per_shard, 1), length),
+        )
+
+    # Updates
+
+    def update(
+        self, state: TrainState, batch: TrainBatch, training_step: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One GRPO step on a mini-batch with its advantages, `old_logp` and `ref_logp`.
+
+        `state` is donated: do not use it again. A step whose gradient is not finite, or that
+        counts no token, leaves parameters and moments alone and is counted.
+
+        Args:
+          training_step: counts from 1; sets the learning rate.
+
+        Returns:
+          (state, metrics). Metrics are token means over the mini-batch, before the step.
+        """
+        return self._update(
+            self._grpo_gradients, state, batch, training_step, self.loss.temperature
+        )
+
+    def sft_update(
+        self, state: TrainState, batch: TrainBatch, training_step: int
+    ) -> tuple[TrainState, dict[str, float]]:
+        """One step on the mean cross-entropy of the response tokens; otherwise as `update`."""
+        return self._update(self._sft_gradients, state, batch, training_step, 1.0)
+
+    def gradients(
+        self, params: Params, batch: TrainBatch
+    ) -> tuple[Params | None, dict[str, float]]:
+        """GRPO's gradient summed over the mini-batch's tokens, and the metrics.
+
+        None stands for the zero gradient of a mini-batch without counted tokens.
+        """
+        return self._accumulate(self._grpo_gradients, params, batch, self.loss.temperature)
+
+    def _update(
+        self,
+        program: Any,
+        state: TrainState,
+        batch: TrainBatch,
+        training_step: int,
+        temperature: float,
+    ) -> tuple[TrainState, dict[str, float]]:
+        lr = self.optimizer.peak_lr * optim.lr_multiplier(self.optimizer, training_step)
+        grads, metrics = self._accumulate(program, state.params, batch, temperature)
+        metrics["lr"] = lr
+        if grads is None:
+            state = dataclasses.replace(state, num_skipped=state.num_skipped + 1)
+            return state, metrics | {"grad_norm": 0.0, "is_skipped": 1.0}
+        num_tokens = np.float32(metrics["num_tokens"])
+        state, (grad_norm, is_taken) = self._apply(state, grads, num_tokens, np.float32(lr))
+        metrics["grad_norm"] = float(grad_norm)
+        metrics["is_skipped"] = 1.0 - float(is_taken)
+        return state, metrics
+
+    def _accumulate(
+        self, program: Any, params: Params, batch: TrainBatch, temperature: float
+    ) -> tuple[Params | None, dict[str, float]]:
+        grads = None
+        outputs = []
+        for micro in self._micro_batches(batch):
+            arrays = self._to_device(micro, tuple(micro.batch.arrays()))
+            part, output = program(params, arrays, np.float32(temperature))
+            grads = part if grads is None else self._add(grads, part)
+            outputs.append(output)
+        return grads, _combine(jax.device_get(outputs), batch)
+
+    def _row_gradients(
+        self, loss_fn: LossFn, params: Params, rows: dict[str, Array], temperature: Array
+    ) -> tuple[Params, LossOutput]:
+        """Gradient of one micro-batch's loss sum, float32."""
+
+        def loss_sum(params: Params) -> tuple[Array, LossOutput]:
+            logp, entropy = self._row_logprobs(params, rows, temperature)
+            output = loss_fn(logp, entropy, rows)
+            return output.loss_sum, output
+
+        return jax.grad(loss_sum, has_aux=True)(params)
+
+    def _apply_gradients(
+        self, state: TrainState, grads: Params, num_tokens: Array, lr: Array
+    ) -> tuple[TrainState, tuple[Array, Array]]:
+        grads = jax.tree.map(lambda g: g / num_tokens, grads)
+        params, opt_state, grad_norm, is_taken = optim.clipped_step(
+            self.optimizer, state.params, state.opt_state, grads, lr
+        )
+        taken = is_taken.astype(jnp.int32)
+        state = TrainState(
+            params, opt_state, state.num_updates + taken, state.num_skipped + 1 - taken
+        )
+        return state, (grad_norm, is_taken)
+
+    # Rows
+
+    def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
+        if np.any(batch.response_mask[:, 0]):
+            raise ValueError("response_mask is set in column 0; a first token has no log-prob")
+        return micro_batches(
+            batch,
+            length_buckets=self.config.length_buckets,
+            max_tokens=self.config.micro_batch_tokens,
+            row_multiple=self._num_row_shards,
+        )
+
+    def _to_device(self, micro: MicroBatch, names: tuple[str, ...]) -> dict[str, Array]:
+        arrays = {name: getattr(micro.batch, name) for name in names}
+        return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec(ROW_AXES)))
+
+
+def _combine(outputs: list[LossOutput], batch: TrainBatch) -> dict[str, float]:
+    """Adds up micro-batches' sums and divides once."""
+    num_tokens = batch.num_response_tokens
+    metrics = {
+        "num_tokens": float(num_tokens),
+        "num_rows": float(np.count_nonzero(batch.response_mask.sum(axis=1))),
+        "num_micro_batches": float(len(outputs)),
+    }
+    if not outputs:
+        return metrics | {"loss": 0.0}
+    for name in outputs[0].sums:
+        metrics[name] = sum(float(output.sums[name]) for output in outputs) / num_tokens
+    for name in outputs[0].maxima:
+        metrics[name] = max(float(output.maxima[name]) for output in outputs)
+    return metrics
