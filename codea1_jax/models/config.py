@@ -41,9 +41,13 @@ class Qwen2Config:
                 "only Qwen2ForCausalLM (Qwen2 and Qwen2.5, dense) is supported"
             )
         if raw.get("use_sliding_window"):
-            raise ConfigError(f"{origin}: use_sliding_window=true is not supported; set it to false")
+            raise ConfigError(
+                f"{origin}: use_sliding_window=true is not supported; set it to false"
+            )
         if raw.get("hidden_act", "silu") != "silu":
-            raise ConfigError(f"{origin}: hidden_act={raw['hidden_act']!r}; only 'silu' is supported")
+            raise ConfigError(
+                f"{origin}: hidden_act={raw['hidden_act']!r}; only 'silu' is supported"
+            )
         # transformers 5 writes rope_parameters; older files have rope_theta and rope_scaling.
         rope = raw.get("rope_parameters") or {}
         scaling = raw.get("rope_scaling") or {}

@@ -1,0 +1,150 @@
+"""Grouped-query attention: projections as a module, the attention itself as pure functions.
+
+`attend_full` and `attend_cache` are XLA programs that run on every backend; a kernel for one backend
+takes their place by having their signature.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import lax
+
+from codea1_jax.models.config import Qwen2Config
+from codea1_jax.models.layers import Linear, matmul_precision, repeats_for_tensor, rotate
+from codea1_jax.models.sharding import CACHE_AXES, ambient_axis_size, constrain
+from codea1_jax.typing import Array, Bool, Float, Int
+
+# Finite, so that a row without any visible key gives an average instead of NaN.
+MASKED_SCORE = -1e30
+# Scores exist for this many queries at a time: [B N 512 L] instead of [B N L L] in float32.
+QUERY_CHUNK = 512
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class KVCache:
+    """Keys (rotated) and values of all layers in the compute dtype, [Y B S K H] each."""
+
+    k: Array
+    v: Array
+
+    @property
+    def num_slots(self) -> int:
+        return self.k.shape[2]
+
+
+def empty_cache(config: Qwen2Config, num_rows: int, num_slots: int, dtype: Any) -> KVCache:
+    """A cache of zeros; nothing in it is read before `decode` or `prefill` has written it."""
+    shape = (
+        config.num_hidden_layers,
+        num_rows,
+        num_slots,
+        config.num_key_value_heads,
+        config.head_dim,
+    )
+    zeros = [constrain(jnp.zeros(shape, dtype), *CACHE_AXES) for _ in range(2)]
+    return KVCache(*zeros)
+
+
+class Attention(nnx.Module):
+    """Projections of one layer; queries, keys and values have biases, the output has none."""
+
+    def __init__(self, config: Qwen2Config, *, compute_dtype: Any, rngs: nnx.Rngs):
+        d, h = config.hidden_size, config.head_dim
+        n, k = config.num_attention_heads, config.num_key_value_heads
+        common: dict[str, Any] = dict(compute_dtype=compute_dtype, rngs=rngs)
+        self.q = Linear((d,), (n, h), ("embed", "heads", "head_dim"), use_bias=True, **common)
+        self.k = Linear((d,), (k, h), ("embed", "kv_heads", "head_dim"), use_bias=True, **common)
+        self.v = Linear((d,), (k, h), ("embed", "kv_heads", "head_dim"), use_bias=True, **common)
+        self.o = Linear((n, h), (d,), ("heads", "head_dim", "embed"), use_bias=False, **common)
+
+    def project(
+        self, x: Float[Array, "B L D"], rotary: tuple[Array, Array]
+    ) -> tuple[Float[Array, "B L N H"], Float[Array, "B L K H"], Float[Array, "B L K H"]]:
+        q = constrain(self.q(x), "batch", "length", "act_heads", "head_dim")
+        k = constrain(self.k(x), "batch", "length", "act_kv_heads", "head_dim")
+        v = constrain(self.v(x), "batch", "length", "act_kv_heads", "head_dim")
+        return rotate(q, rotary), rotate(k, rotary), v
+
+
+def attend_full(
+    q: Float[Array, "B L N H"],
+    k: Float[Array, "B L K H"],
+    v: Float[Array, "B L K H"],
+    segment_ids: Int[Array, "B L"],
+) -> Float[Array, "B L N H"]:
+    """Causal attention inside segments: row i sees rows j <= i of its own non-zero segment.
+
+    Rows of segment 0 (padding) see nothing; their result is finite and must not be used.
+    """
+    length = q.shape[1]
+    index = jnp.arange(length)
+    if length <= QUERY_CHUNK:
+        return _attend(q, k, v, _segment_mask(segment_ids, index, segment_ids))
+
+    num_chunks = -(-length // QUERY_CHUNK)
+    pad = num_chunks * QUERY_CHUNK - length
+
+    def chunked(x: Array) -> Array:  # [B L ...] -> [chunks B QUERY_CHUNK ...]
+        x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
+        x = x.reshape(x.shape[0], num_chunks, QUERY_CHUNK, *x.shape[2:])
+        return jnp.moveaxis(x, 1, 0)
+
+    @jax.checkpoint  # the backward pass keeps no chunk's scores
+    def one_chunk(args: tuple[Array, Array, Array]) -> Array:
+        q_chunk, q_segment_ids, start = args
+        q_index = start + jnp.arange(QUERY_CHUNK)
+        return _attend(q_chunk, k, v, _segment_mask(q_segment_ids, q_index, segment_ids))
+
+    starts = jnp.arange(num_chunks) * QUERY_CHUNK
+    out = lax.map(one_chunk, (chunked(q), chunked(segment_ids), starts))
+    out = jnp.moveaxis(out, 0, 1)
+    return out.reshape(out.shape[0], num_chunks * QUERY_CHUNK, *q.shape[2:])[:, :length]
+
+
+def attend_cache(
+    q: Float[Array, "B 1 N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    positions: Int[Array, "B"],
+) -> Float[Array, "B 1 N H"]:
+    """One query a row against cache slots 0..positions[b]."""
+    visible = jnp.arange(k.shape[1])[None, :] <= positions[:, None]
+    return _attend(q, k, v, visible[:, None, :])
+
+
+def _segment_mask(
+    q_segment_ids: Int[Array, "B Q"], q_index: Int[Array, "Q"], segment_ids: Int[Array, "B L"]
+) -> Bool[Array, "B Q L"]:
+    same = q_segment_ids[:, :, None] == segment_ids[:, None, :]
+    causal = q_index[:, None] >= jnp.arange(segment_ids.shape[1])[None, :]
+    return same & causal[None] & (q_segment_ids != 0)[:, :, None]
+
+
+def _attend(
+    q: Float[Array, "B Q N H"],
+    k: Float[Array, "B S K H"],
+    v: Float[Array, "B S K H"],
+    visible: Bool[Array, "B Q S"],
+) -> Float[Array, "B Q N H"]:
+    """softmax(q k^T / sqrt(H)) v with scores and softmax in float32."""
+    b, num_queries, n, h = q.shape
+    repeats = repeats_for_tensor(k.shape[2], n // k.shape[2], ambient_axis_size("tensor"))
+    if repeats > 1:
+        k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
+    k = constrain(k, "batch", "length", "act_kv_heads", "head_dim")
+    v = constrain(v, "batch", "length", "act_kv_heads", "head_dim")
+    num_kv = k.shape[2]
+    precision = matmul_precision(q.dtype)
+    grouped = q.reshape(b, num_queries, num_kv, n // num_kv, h)
+    scores = jnp.einsum(
+        "BQKGH,BSKH->BKGQS", grouped, k, precision=precision, preferred_element_type=jnp.float32
+    )
+    scores = jnp.where(visible[:, None, None], scores * (1.0 / math.sqrt(h)), MASKED_SCORE)
+    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
+    out = jnp.einsum("BKGQS,BSKH->BQKGH", weights, v, precision=precision)
+    return constrain(out.reshape(b, num_queries, n, h), "batch", "length", "act_heads", "head_dim")
