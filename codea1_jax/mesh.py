@@ -1,4 +1,4 @@
-"""The device mesh: axes `data` (replicas), `fsdp` (sharded parameters) and `tensor` (sharded heads)."""
+"""The device mesh: axes `data` (replicas), `fsdp` (split parameters) and `tensor` (split heads)."""
 
 import math
 from collections.abc import Sequence

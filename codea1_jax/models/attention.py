@@ -1,7 +1,7 @@
 """Grouped-query attention: projections as a module, the attention itself as pure functions.
 
-`attend_full` and `attend_cache` are XLA programs that run on every backend; a kernel for one backend
-takes their place by having their signature.
+`attend_full` and `attend_cache` are XLA programs that run on every backend; a kernel for one
+backend takes their place by having their signature.
 """
 
 import dataclasses

@@ -41,10 +41,9 @@ class Linear(nnx.Module):
         self.compute_dtype = compute_dtype
         kernel = INIT_STDDEV * jax.random.normal(rngs.params(), in_shape + out_shape, jnp.float32)
         self.kernel = nnx.Param(kernel, axes=axes)
+        self.bias: nnx.Param | None = None
         if use_bias:
             self.bias = nnx.Param(jnp.zeros(out_shape, jnp.float32), axes=axes[self.num_in :])
-        else:
-            self.bias = None
 
     def __call__(self, x: Array) -> Array:
         kernel = self.kernel[...].astype(self.compute_dtype)

@@ -1,9 +1,9 @@
 """Qwen2.5 as pure functions over a plain parameter tree.
 
 `Transformer` is the Flax NNX module that defines parameters, their names and their logical axes.
-`LanguageModel` is what the rest of the package uses: frozen, hashable, no arrays inside; each method
-merges the graph definition with the parameters it is given. Layers are stacked on a leading axis and
-scanned; a program that decodes on CPU unrolls them instead (`unroll_decode`).
+`LanguageModel` is what the rest of the package uses: frozen, hashable, no arrays inside; each
+method merges the graph definition with the parameters it is given. Layers are stacked on a leading
+axis and scanned; a program that decodes on CPU unrolls them instead (`unroll_decode`).
 
 Nothing here jits: callers jit whole programs, under `jax.set_mesh(mesh)` when there is a mesh.
 """
@@ -105,13 +105,13 @@ class LanguageModel:
 
     Attributes:
       config: sizes.
-      compute_dtype: dtype of activations, matmuls and the KV cache. Norms, rotary positions, softmax
-        and logits are float32 whatever it is.
+      compute_dtype: dtype of activations, matmuls and the KV cache. Norms, rotary positions,
+        softmax and logits are float32 whatever it is.
       remat: what the backward pass of `hidden` recomputes: "none", "full" (every layer; only layer
         inputs are kept), "dots" (everything but matmul results).
       unroll_decode: decode with one copy of the layer body per layer. A scan copies each layer's
-        weights out of the stack on every step, which costs a quarter of a step on CPU; unrolling costs
-        compile time. None: unroll on CPU only.
+        weights out of the stack on every step, which costs a quarter of a step on CPU; unrolling
+        costs compile time. None: unroll on CPU only.
     """
 
     config: Qwen2Config
@@ -209,7 +209,7 @@ class LanguageModel:
         positions: Int32[Array, "B"],
         cache: KVCache,
     ) -> tuple[Float[Array, "B D"], KVCache]:
-        """One token a row: writes its key and value at slot positions[b], attends to slots up to it.
+        """One token a row: writes its key and value at slot positions[b], sees slots up to it.
 
         A position outside the cache writes nothing. Donate `cache` when jitting: it is updated in
         place. `params` may also be the tree of `decode_view`.
@@ -240,10 +240,7 @@ class LanguageModel:
         layers = params["layers"]
         if isinstance(layers, list) or self._unrolls_decode:
             for i in range(self.config.num_hidden_layers):
-                mine = (
-                    layers[i] if isinstance(layers, list) else jax.tree.map(lambda a: a[i], layers)
-                )
-                x, cache = layer(x, cache, mine, i)
+                x, cache = layer(x, cache, _layer(layers, i), i)
         else:
 
             def body(carry: tuple[Array, KVCache], scanned: Any) -> tuple[Any, None]:
@@ -266,17 +263,15 @@ class LanguageModel:
         return self.unroll_decode
 
     def decode_view(self, params: Params) -> Params:
-        """The same values ready for sampling: compute dtype, and one tree a layer if decode unrolls.
+        """The same values ready for sampling: compute dtype, one tree a layer if decode unrolls.
 
         Jit it whenever the weights change. Both steps would otherwise be repeated by every program
         that samples. `prefill`, `decode` and `logits` take the result in place of `params`.
         """
         view = jax.tree.map(lambda leaf: leaf.astype(self.compute_dtype), params)
         if self._unrolls_decode:
-            view["layers"] = [
-                jax.tree.map(lambda leaf: leaf[i], view["layers"])  # noqa: B023 (used at once)
-                for i in range(self.config.num_hidden_layers)
-            ]
+            num_layers = self.config.num_hidden_layers
+            view["layers"] = [_layer(view["layers"], i) for i in range(num_layers)]
         return view
 
     def _stem(self, params: Params) -> Any:
@@ -315,3 +310,10 @@ class LanguageModel:
             x, extra = body(x, layer_params)
             extras.append(extra)
         return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras)
+
+
+def _layer(layers: Params, index: int) -> Params:
+    """Parameters of one layer, from the stack or from `decode_view`'s list."""
+    if isinstance(layers, list):
+        return layers[index]
+    return jax.tree.map(lambda leaf: leaf[index], layers)

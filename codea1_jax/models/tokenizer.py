@@ -34,6 +34,7 @@ class ChatTokenizer:
         text = self._tokenizer.apply_chat_template(
             list(messages), tokenize=False, add_generation_prompt=True
         )
+        assert isinstance(text, str)  # tokenize=False
         return self.encode(text)
 
     def encode(self, text: str) -> list[int]:
@@ -41,9 +42,11 @@ class ChatTokenizer:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of an answer, special tokens dropped, whitespace untouched."""
-        return self._tokenizer.decode(
+        text = self._tokenizer.decode(
             list(token_ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
+        assert isinstance(text, str)  # one sequence in, one text out
+        return text
 
     def save(self, directory: str | pathlib.Path) -> None:
         self._tokenizer.save_pretrained(str(directory))
