@@ -1,0 +1,117 @@
+"""A role: a policy that samples, is scored and learns.
+
+Roles are entries of a list. Nothing here knows what a coder or a tester is; the loop (`train.py`)
+gives prompts and takes samples, gives advantages and takes metrics.
+"""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from codea1_jax.config import RoleConfig
+from codea1_jax.models import hf_io
+from codea1_jax.models.config import Qwen2Config
+from codea1_jax.models.qwen2 import LanguageModel
+from codea1_jax.models.tokenizer import ChatTokenizer
+from codea1_jax.rl.learner import Learner, TrainState
+from codea1_jax.rollout.engine import RolloutEngine
+from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
+from codea1_jax.typing import Params
+
+
+@dataclasses.dataclass
+class Role:
+    """A policy with its sampler, learner, frozen reference and state.
+
+    Attributes:
+      state: parameters (float32) and optimizer state; replaced by every update.
+      reference: frozen parameters of the KL term, or None where no KL term is used.
+      policy_version: number of training steps whose update is in `state`.
+    """
+
+    config: RoleConfig
+    tokenizer: ChatTokenizer
+    model: LanguageModel
+    engine: RolloutEngine
+    learner: Learner
+    reference: Params | None
+    state: TrainState
+    policy_version: int = 0
+
+    @property
+    def name(self) -> str:
+        return self.config.name
+
+    def sample(
+        self,
+        prompts: Sequence[Sequence[int]],
+        request_ids: Sequence[str],
+        num_samples: int,
+        seed: int,
+        sampling: SamplingParams | None = None,
+        on_sample: Callable[[], None] = lambda: None,
+    ) -> list[list[Sample]]:
+        """Draws `num_samples` answers to each prompt, in prompt and sample order."""
+        requests = [
+            GroupRequest(request_id, tuple(prompt), num_samples, seed)
+            for request_id, prompt in zip(request_ids, prompts, strict=True)
+        ]
+        sampling = dataclasses.replace(
+            sampling or self.config.sampling, stop_token_ids=self.tokenizer.stop_token_ids
+        )
+        groups: dict[str, list[Sample | None]] = {id_: [None] * num_samples for id_ in request_ids}
+        for sample in self.engine.generate(
+            self.state.params, requests, sampling, policy_version=self.policy_version
+        ):
+            groups[sample.request_id][sample.sample_index] = sample
+            on_sample()
+        complete = [[sample for sample in group if sample is not None] for group in groups.values()]
+        assert all(len(group) == num_samples for group in complete)
+        return complete
+
+    def texts(self, samples: Sequence[Sample]) -> list[str]:
+        return [self.tokenizer.decode(sample.tokens) for sample in samples]
+
+
+def load_role(
+    config: RoleConfig,
+    mesh: jax.sharding.Mesh,
+    references: dict[tuple[str, Any], Params],
+) -> Role:
+    """Loads a role from its checkpoint onto the mesh.
+
+    Args:
+      references: frozen parameters already loaded, by (checkpoint, dtype); two roles that start
+        from the same checkpoint share one copy. Updated in place.
+    """
+    directory = hf_io.resolve_directory(config.checkpoint)
+    dtype = jnp.dtype(config.compute_dtype)
+    model = LanguageModel(
+        Qwen2Config.from_directory(directory), compute_dtype=dtype, remat=config.remat
+    )
+    tokenizer = ChatTokenizer(directory)
+    learner = Learner(model, mesh, config.optimizer, config.loss, config.learner)
+    reference = None
+    if config.is_trained and config.loss.kl_coefficient > 0:
+        key = (config.checkpoint, dtype)
+        if key not in references:
+            references[key] = hf_io.load_params(directory, model, mesh, dtype)
+        reference = references[key]
+    return Role(
+        config=config,
+        tokenizer=tokenizer,
+        model=model,
+        engine=RolloutEngine(model, mesh, config.rollout, tokenizer.pad_id),
+        learner=learner,
+        reference=reference,
+        state=learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32)),
+    )
+
+
+def response_lengths(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
+    """Tokens generated per sample, i32[prompts, samples]."""
+    return np.array([[len(sample.tokens) for sample in group] for group in groups])
