@@ -6,6 +6,7 @@ walks over the micro-batches; each runs one jitted program whose shapes come fro
 """
 
 import dataclasses
+import math
 from functools import partial
 from typing import Any
 
@@ -23,9 +24,6 @@ from codea1_jax.rl.losses import LossConfig, LossFn, LossOutput, grpo_loss, sft_
 from codea1_jax.rl.optim import OptimizerConfig
 from codea1_jax.rl.token_logp import response_logp
 from codea1_jax.typing import Array, Float32, Int32, Params
-
-# Rows of a batch are spread over these mesh axes; the tensor axis sees all of them.
-ROW_AXES = ("data", "fsdp")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,7 +90,7 @@ class Learner:
         self.optimizer = optimizer
         self.loss = loss
         self.config = config
-        self._num_row_shards = int(np.prod([mesh.shape[axis] for axis in ROW_AXES]))
+        self._num_row_shards = math.prod(mesh.shape[axis] for axis in sharding.RULES["batch"])
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._param_shardings = sharding.param_shardings(model, mesh)
         self._state_shardings = self._make_state_shardings()
@@ -119,7 +117,8 @@ class Learner:
 
     def init_state(self, params: Params) -> TrainState:
         """A fresh state around a float32 copy of `params`, which stay usable."""
-        return self._init(params)
+        with jax.set_mesh(self.mesh):
+            return self._init(params)
 
     def abstract_state(self) -> TrainState:
         """Shapes, dtypes and shardings of a state: the target of a checkpoint's restore."""
@@ -138,7 +137,8 @@ class Learner:
             params, optim.adam(self.optimizer).init(params), jnp.int32(0), jnp.int32(0)
         )
 
-    def _make_state_shardings(self) -> TrainState:
+    def _make_state_shardings(self) -> Any:
+        """A TrainState with a sharding in place of every array."""
         shapes = jax.eval_shape(self._init_state, self.model.abstract_params())
         opt_state = optax.tree_map_params(
             optim.adam(self.optimizer),
@@ -147,7 +147,8 @@ class Learner:
             self._param_shardings,
             transform_non_params=lambda _: self._replicated,
         )
-        return TrainState(self._param_shardings, opt_state, self._replicated, self._replicated)
+        counter: Any = self._replicated
+        return TrainState(self._param_shardings, opt_state, counter, counter)
 
     # Log-probs
 
@@ -177,9 +178,10 @@ class Learner:
         logp, entropy = np.zeros_like(zeros), np.zeros_like(zeros)
         for micro in self._micro_batches(batch):
             arrays = self._to_device(micro, ("tokens", "lengths", "response_mask"))
-            values = jax.device_get(self._logprobs(params, arrays, np.float32(temperature)))
+            with jax.set_mesh(self.mesh):
+                values = self._logprobs(params, arrays, np.float32(temperature))
             width = min(micro.batch.tokens.shape[1], tokens.shape[1])
-            for whole, part in zip((logp, entropy), values, strict=True):
+            for whole, part in zip((logp, entropy), jax.device_get(values), strict=True):
                 whole[micro.rows, :width] = part[: len(micro.rows), :width]
         return logp, entropy
 
@@ -200,9 +202,9 @@ class Learner:
         segment_ids = (index < rows["lengths"][:, None]).astype(jnp.int32)
         hidden = self.model.hidden(params, tokens, index, segment_ids)  # [B, L, D]
         rows_per_shard = max(num_rows // self._num_row_shards, 1)
+        head = params["embedder" if self.model.config.tie_word_embeddings else "head"]
         return response_logp(
-            self.model.logits,
-            params,
+            head["table"],
             hidden,
             tokens,
             rows["response_mask"],
@@ -236,9 +238,7 @@ class Learner:
         """One step on the mean cross-entropy of the response tokens; otherwise as `update`."""
         return self._update(self._sft_gradients, state, batch, training_step, 1.0)
 
-    def gradients(
-        self, params: Params, batch: TrainBatch
-    ) -> tuple[Params | None, dict[str, float]]:
+    def gradients(self, params: Params, batch: TrainBatch) -> tuple[Params, dict[str, float]]:
         """GRPO's gradient summed over the mini-batch's tokens, and the metrics.
 
         None stands for the zero gradient of a mini-batch without counted tokens.
@@ -260,7 +260,8 @@ class Learner:
             state = dataclasses.replace(state, num_skipped=state.num_skipped + 1)
             return state, metrics | {"grad_norm": 0.0, "is_skipped": 1.0}
         num_tokens = np.float32(metrics["num_tokens"])
-        state, (grad_norm, is_taken) = self._apply(state, grads, num_tokens, np.float32(lr))
+        with jax.set_mesh(self.mesh):
+            state, (grad_norm, is_taken) = self._apply(state, grads, num_tokens, np.float32(lr))
         metrics["grad_norm"] = float(grad_norm)
         metrics["is_skipped"] = 1.0 - float(is_taken)
         return state, metrics
@@ -272,8 +273,9 @@ class Learner:
         outputs = []
         for micro in self._micro_batches(batch):
             arrays = self._to_device(micro, tuple(micro.batch.arrays()))
-            part, output = program(params, arrays, np.float32(temperature))
-            grads = part if grads is None else self._add(grads, part)
+            with jax.set_mesh(self.mesh):
+                part, output = program(params, arrays, np.float32(temperature))
+                grads = part if grads is None else self._add(grads, part)
             outputs.append(output)
         return grads, _combine(jax.device_get(outputs), batch)
 
@@ -316,7 +318,7 @@ class Learner:
 
     def _to_device(self, micro: MicroBatch, names: tuple[str, ...]) -> dict[str, Array]:
         arrays = {name: getattr(micro.batch, name) for name in names}
-        return jax.device_put(arrays, NamedSharding(self.mesh, PartitionSpec(ROW_AXES)))
+        return jax.device_put(arrays, sharding.batch_sharding(self.mesh))
 
 
 def _combine(outputs: list[LossOutput], batch: TrainBatch) -> dict[str, float]:

@@ -26,7 +26,7 @@ class LossConfig:
         (clip-higher: DAPO, arXiv 2503.14476, section 3.1).
       dual_clip: bound on the loss of a token with negative advantage, in units of |advantage|
         (dual-clip PPO, arXiv 1912.09729, eq. 5); 0 turns it off.
-      kl_coefficient: weight of the KL term against the frozen reference; 0 means no reference is needed.
+      kl_coefficient: weight of the KL term against the frozen reference; 0: no reference needed.
       kl_estimator: "k1", "k2" or "k3" (rl/kl.py).
       entropy_coefficient: weight of the entropy bonus; the entropy is logged either way.
       temperature: divides the logits, in the update and in the log-probs it is compared with. It is

@@ -3,23 +3,24 @@
 Hidden states are shifted so that every row's response starts in column 0; then a loop walks over
 columns, a chunk at a time, as far as the longest response goes. Only one chunk's logits exist at a
 time, in the backward pass too: it recomputes them from the saved normaliser.
+
+The head's matmul is written out here instead of calling `LanguageModel.logits`, so that its
+gradient can be summed over chunks in float32 while its operands stay in the compute dtype.
 """
 
-from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from codea1_jax.typing import Array, Float, Float32, Int32, Params
-
-# (head parameters, hidden [B C D]) -> float32 logits [B C V]
-LogitsFn = Callable[[Params, Array], Array]
+from codea1_jax.models.layers import matmul_precision
+from codea1_jax.models.sharding import constrain
+from codea1_jax.typing import Array, Float, Float32, Int32
 
 
 def response_logp(
-    logits_fn: LogitsFn,
-    head: Params,
+    table: Float[Array, "V D"],
     hidden: Float[Array, "B L D"],
     tokens: Int32[Array, "B L"],
     response_mask: Float32[Array, "B L"],
@@ -30,30 +31,29 @@ def response_logp(
     """log p(token t | tokens before t) and that distribution's entropy, zero outside the mask.
 
     Args:
-      head: the parameters `logits_fn` reads; gradients reach them and `hidden`.
+      table: the output head; logits are hidden @ table^T in hidden's dtype, summed in float32.
       hidden: hidden[:, t] has seen tokens up to and including t, so it predicts token t + 1.
       response_mask: column 0 must be 0: nothing predicts a first token.
       temperature: float32 scalar that divides the logits.
       chunk_length: columns per chunk.
 
     Returns:
-      (logp, entropy), float32.
+      (logp, entropy), float32; differentiable in table and hidden.
     """
     length = tokens.shape[1]
     # [B]; rows without response tokens start anywhere: their mask is 0 throughout.
     start = jnp.maximum(jnp.argmax(response_mask > 0, axis=1), 1)
     padded = -(-length // chunk_length) * chunk_length
     column = start[:, None] + jnp.arange(padded)[None, :]  # [B, padded]: token index
-    inside = column < length
+    is_inside = (column < length).astype(jnp.float32)
     column = jnp.minimum(column, length - 1)
     gather = partial(jnp.take_along_axis, axis=1)
-    mask = gather(response_mask, column) * inside
+    mask = gather(response_mask, column) * is_inside
     targets = gather(tokens, column)
     shifted = gather(hidden, (column - 1)[:, :, None])  # [B, padded, D]
-    logp, entropy = _chunked_logp(
-        logits_fn, chunk_length, head, shifted, targets, mask, temperature
-    )
-    # Back to token indices: column t of the result is column t - start of the shifted arrays.
+    shifted = constrain(shifted, "batch", "length", "act_embed")
+    logp, entropy = _chunked_logp(chunk_length, table, shifted, targets, mask, temperature)
+    # Back to token indices: token t is column t - start of the shifted arrays.
     back = jnp.arange(length)[None, :] - start[:, None]  # [B, L]
     is_kept = (back >= 0) & (response_mask > 0)
     back = jnp.maximum(back, 0)
@@ -61,11 +61,10 @@ def response_logp(
     return restore(logp), restore(entropy)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _chunked_logp(
-    logits_fn: LogitsFn,
     chunk_length: int,
-    head: Params,
+    table: Float[Array, "V D"],
     hidden: Float[Array, "B L D"],
     targets: Int32[Array, "B L"],
     mask: Float32[Array, "B L"],
@@ -73,67 +72,99 @@ def _chunked_logp(
 ) -> tuple[Float32[Array, "B L"], Float32[Array, "B L"]]:
     """(logp, entropy) of `targets` given the hidden state of the same column.
 
-    Columns past the last masked one are not computed (zeros); masked-out columns before it are.
+    Columns in chunks past the last masked one are not computed (zeros).
     """
-    outputs, _ = _forward(logits_fn, chunk_length, head, hidden, targets, mask, temperature)
+    outputs, _ = _forward(chunk_length, table, hidden, targets, mask, temperature)
     return outputs
 
 
-def _forward(logits_fn, chunk_length, head, hidden, targets, mask, temperature):  # type: ignore[no-untyped-def]
-    def body(index, carry):  # type: ignore[no-untyped-def]
-        start = index * chunk_length
-        part = partial(jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=chunk_length)
-        logits = logits_fn(head, part(hidden, axis=1)) / temperature  # [B, C, V]
+def _forward(
+    chunk_length: int, table: Array, hidden: Array, targets: Array, mask: Array, temperature: Array
+) -> tuple[tuple[Array, Array], tuple[Array, ...]]:
+    compute_table = _gathered(table, hidden.dtype)
+
+    def body(index: Array, carry: tuple[Array, ...]) -> tuple[Array, ...]:
+        part = partial(_columns, start=index * chunk_length, size=chunk_length)
+        logits = _logits(compute_table, part(hidden)) / temperature  # [B, C, V]
         top = jnp.max(logits, axis=-1, keepdims=True)
         lse = top[..., 0] + jnp.log(jnp.sum(jnp.exp(logits - top), axis=-1))
-        # A one-hot sum instead of a gather: it stays local when V is sharded.
-        logp = jnp.sum(jnp.where(_one_hot(part(targets, axis=1), logits), logits, 0.0), -1) - lse
+        # A one-hot sum instead of a gather: it stays local where V is sharded.
+        chosen = jnp.sum(jnp.where(_is_target(part(targets), logits), logits, 0.0), axis=-1)
         mean_logit = jnp.sum(jnp.exp(logits - lse[..., None]) * logits, axis=-1)
-        put = partial(jax.lax.dynamic_update_slice_in_dim, start_index=start, axis=1)
-        values = (logp, lse - mean_logit, lse)
-        return tuple(put(whole, new) for whole, new in zip(carry, values, strict=True))
+        values = (chosen - lse, lse - mean_logit, lse)
+        return tuple(
+            jax.lax.dynamic_update_slice_in_dim(whole, new, index * chunk_length, axis=1)
+            for whole, new in zip(carry, values, strict=True)
+        )
 
     zeros = jnp.zeros(targets.shape, jnp.float32)
     logp, entropy, lse = jax.lax.fori_loop(
         0, _num_chunks(mask, chunk_length), body, (zeros, zeros, zeros)
     )
-    residuals = (head, hidden, targets, mask, temperature, lse, entropy)
-    return (logp, entropy), residuals
+    return (logp, entropy), (table, hidden, targets, mask, temperature, lse, entropy)
 
 
-def _backward(logits_fn, chunk_length, residuals, cotangents):  # type: ignore[no-untyped-def]
-    head, hidden, targets, mask, temperature, lse, entropy = residuals
-    # Masked here as well, so that padding cannot put 0 * inf into a weight gradient.
+def _backward(
+    chunk_length: int, residuals: tuple[Array, ...], cotangents: tuple[Array, Array]
+) -> tuple[Array | None, ...]:
+    table, hidden, targets, mask, temperature, lse, entropy = residuals
+    # Selected, not multiplied: padding must not put 0 * inf into a weight's gradient.
     logp_bar, entropy_bar = (jnp.where(mask > 0, bar, 0.0) for bar in cotangents)
+    compute_table = _gathered(table, hidden.dtype)
+    dot = partial(
+        jax.lax.dot_general,
+        precision=matmul_precision(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
 
-    def body(index, carry):  # type: ignore[no-untyped-def]
-        hidden_bar, head_bar = carry
-        start = index * chunk_length
-        part = partial(
-            jax.lax.dynamic_slice_in_dim, start_index=start, slice_size=chunk_length, axis=1
-        )
-        raw, pull_back = jax.vjp(logits_fn, head, part(hidden))
-        log_probs = raw / temperature - part(lse)[..., None]  # [B, C, V]
-        one_hot = _one_hot(part(targets), raw).astype(jnp.float32)
+    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_bar, table_bar = carry
+        part = partial(_columns, start=index * chunk_length, size=chunk_length)
+        logits = _logits(compute_table, part(hidden)) / temperature
+        log_probs = logits - part(lse)[..., None]  # [B, C, V]
         # d logp / d logits = onehot - p;  d entropy / d logits = -p (log p + entropy)
         per_prob = part(logp_bar)[..., None] + part(entropy_bar)[..., None] * (
             log_probs + part(entropy)[..., None]
         )
-        bar = part(logp_bar)[..., None] * one_hot - jnp.exp(log_probs) * per_prob
-        head_part, hidden_part = pull_back(bar / temperature)
-        hidden_bar = jax.lax.dynamic_update_slice_in_dim(hidden_bar, hidden_part, start, axis=1)
-        return hidden_bar, jax.tree.map(jnp.add, head_bar, head_part)
+        at_target = jnp.where(_is_target(part(targets), logits), part(logp_bar)[..., None], 0.0)
+        bar = ((at_target - jnp.exp(log_probs) * per_prob) / temperature).astype(hidden.dtype)
+        hidden_part = dot(bar, compute_table, (((2,), (0,)), ((), ())))  # [B, C, D]
+        table_part = dot(bar, part(hidden), (((0, 1), (0, 1)), ((), ())))  # [V, D]
+        hidden_bar = jax.lax.dynamic_update_slice_in_dim(
+            hidden_bar, hidden_part.astype(hidden.dtype), index * chunk_length, axis=1
+        )
+        return hidden_bar, constrain(table_bar + table_part, "vocab", "embed")
 
-    zeros = jax.tree.map(jnp.zeros_like, (hidden, head))
-    hidden_bar, head_bar = jax.lax.fori_loop(0, _num_chunks(mask, chunk_length), body, zeros)
-    return head_bar, hidden_bar, None, None, jnp.zeros_like(temperature)
+    zeros = (jnp.zeros_like(hidden), jnp.zeros(table.shape, jnp.float32))
+    hidden_bar, table_bar = jax.lax.fori_loop(0, _num_chunks(mask, chunk_length), body, zeros)
+    return table_bar.astype(table.dtype), hidden_bar, None, None, jnp.zeros_like(temperature)
 
 
 _chunked_logp.defvjp(_forward, _backward)
 
 
-def _one_hot(targets: Array, logits: Array) -> Array:
-    """bool[B C V]: the target's entry, from an iota so that it is never stored."""
+def _gathered(table: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
+    """The head in the compute dtype, its fsdp shards gathered once, ahead of the loop."""
+    return constrain(table.astype(dtype), "vocab", "act_embed")
+
+
+def _logits(table: Float[Array, "V D"], hidden: Float[Array, "B C D"]) -> Float32[Array, "B C V"]:
+    logits = jax.lax.dot_general(
+        hidden,
+        table,
+        (((2,), (1,)), ((), ())),
+        precision=matmul_precision(hidden.dtype),
+        preferred_element_type=jnp.float32,
+    )
+    return constrain(logits, "batch", "length", "vocab")
+
+
+def _columns(array: Array, *, start: Array, size: int) -> Array:
+    return jax.lax.dynamic_slice_in_dim(array, start, size, axis=1)
+
+
+def _is_target(targets: Int32[Array, "B C"], logits: Float32[Array, "B C V"]) -> Array:
+    """bool[B C V]: the target's entry, from an iota so that it need not be stored."""
     iota = jax.lax.broadcasted_iota(jnp.int32, logits.shape, logits.ndim - 1)
     return iota == targets[..., None]
 
