@@ -5,8 +5,10 @@ import json
 import pathlib
 from typing import Any
 
+from codea1_jax.errors import UserError
 
-class ConfigError(ValueError):
+
+class ConfigError(UserError):
     """A model configuration that this port cannot represent; names the key and the file."""
 
 

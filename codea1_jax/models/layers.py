@@ -41,7 +41,7 @@ class Linear(nnx.Module):
         self.compute_dtype = compute_dtype
         kernel = INIT_STDDEV * jax.random.normal(rngs.params(), in_shape + out_shape, jnp.float32)
         self.kernel = nnx.Param(kernel, axes=axes)
-        self.bias: nnx.Param | None = None
+        self.use_bias = use_bias
         if use_bias:
             self.bias = nnx.Param(jnp.zeros(out_shape, jnp.float32), axes=axes[self.num_in :])
 
@@ -51,7 +51,7 @@ class Linear(nnx.Module):
         y = lax.dot_general(
             x, kernel, (contract, ((), ())), precision=matmul_precision(self.compute_dtype)
         )
-        if self.bias is not None:
+        if self.use_bias:
             bias = self.bias[...].astype(self.compute_dtype)
             y = y + jnp.expand_dims(bias, range(y.ndim - bias.ndim))
         return y
