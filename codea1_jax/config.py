@@ -213,7 +213,7 @@ def _check_run(config: TrainConfig) -> None:
         if count % config.num_minibatches:
             raise ConfigurationError(
                 f"TrainConfig.num_minibatches={config.num_minibatches} does not divide the "
-                f"{count} sequences of the {name}'s step; change problems_per_step or num_minibatches"
+                f"{count} sequences of the {name}'s step; change it or problems_per_step"
             )
 
 
@@ -227,7 +227,8 @@ def _check_role(role: RoleConfig, config: TrainConfig, rows: int) -> Qwen2Config
         )
     if role.rollout.rows % rows:
         raise ConfigurationError(
-            f"{role.name}/RolloutConfig.rows={role.rollout.rows} is not divisible by data x fsdp = {rows}"
+            f"{role.name}/RolloutConfig.rows={role.rollout.rows} is not divisible by the mesh's "
+            f"data x fsdp = {rows}"
         )
     longest = role.max_prompt_tokens + role.sampling.max_new_tokens
     if longest > max(role.learner.length_buckets):

@@ -8,10 +8,12 @@ from typing import Any
 
 import gin
 
+from codea1_jax.errors import UserError
+
 REPOSITORY = pathlib.Path(__file__).resolve().parent.parent
 
 
-class ConfigurationError(ValueError):
+class ConfigurationError(UserError):
     """A configuration that cannot run; names the key and the fix."""
 
 

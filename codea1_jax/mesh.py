@@ -7,10 +7,12 @@ import jax
 import numpy as np
 from jax.sharding import AxisType, Mesh
 
+from codea1_jax.errors import UserError
+
 AXES = ("data", "fsdp", "tensor")
 
 
-class MeshError(ValueError):
+class MeshError(UserError):
     """Mesh sizes that don't fit the devices or the model; names the key and a fix."""
 
 

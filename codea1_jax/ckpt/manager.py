@@ -11,8 +11,10 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
+from codea1_jax.errors import UserError
 
-class RestoreError(ValueError):
+
+class RestoreError(UserError):
     """A checkpoint that does not belong to this configuration; says what differs and what to do."""
 
 
@@ -58,7 +60,10 @@ class CheckpointManager:
           RestoreError: a parameter is missing, extra, or has another shape or dtype. (Orbax casts
             a wrong dtype silently, so dtypes are compared first.)
         """
-        hint = f"checkpoint {self.directory}/{step}: start with another --run_dir, or restore the old configuration"
+        hint = (
+            f"checkpoint {self.directory}/{step}: start with another --run_dir, or restore the old "
+            "configuration"
+        )
         saved = self._manager.item_metadata(step)["arrays"]
         for path, leaf in jax.tree.leaves_with_path(abstract):
             found = _lookup(saved, path)

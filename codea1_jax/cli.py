@@ -1,0 +1,103 @@
+"""The `codea1` command.
+
+codea1 train  --gin_file=gin/runs/smoke.gin --run_dir=runs/smoke [--gin.NAME=VALUE ...]
+codea1 sft    --gin_file=gin/runs/sft_tiny.gin --run_dir=runs/sft
+codea1 eval   --suite=humaneval_plus --samples=FILE.jsonl --output=OUT.json
+codea1 export --run_dir=runs/smoke --role=coder --output=DIR
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one subcommand; errors a user can mend are one line on stderr and exit code 2."""
+    parser = argparse.ArgumentParser(prog="codea1", description=__doc__.split("\n")[0])
+    commands = parser.add_subparsers(dest="command", required=True)
+    _add_run(commands.add_parser("train", help="adversarial training of coder and tester"))
+    _add_run(commands.add_parser("sft", help="supervised fine-tuning"))
+    _add_eval(commands.add_parser("eval", help="HumanEval+ and MBPP+ of a model or of samples"))
+    _add_export(commands.add_parser("export", help="a role of a run as a Hugging Face directory"))
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown and options.command not in ("train", "sft"):
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}")
+    handler = {"train": _train, "sft": _sft, "eval": _eval, "export": _export}[options.command]
+    from codea1_jax.errors import UserError
+
+    try:
+        return handler(options, unknown)
+    except UserError as error:
+        print(f"codea1 {options.command}: {error}", file=sys.stderr)
+        return 2
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gin_file", action="append", required=True, help="may be repeated")
+    parser.add_argument("--run_dir", type=pathlib.Path, help="required unless --dry_run")
+    parser.add_argument(
+        "--dry_run", action="store_true", help="check, print the bound configuration, exit"
+    )
+
+
+def _add_eval(parser: argparse.ArgumentParser) -> None:
+    from codea1_jax.eval import command
+
+    command.add_arguments(parser)
+
+
+def _add_export(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--run_dir", type=pathlib.Path, required=True)
+    parser.add_argument("--role", choices=("coder", "tester"), required=True)
+    parser.add_argument("--step", type=int, help="default: the latest checkpoint")
+    parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+
+
+def _build(root: type, options: argparse.Namespace, flags: Sequence[str]):
+    from codea1_jax import gin_io
+
+    config = gin_io.build(root, options.gin_file, gin_io.flag_bindings(flags))
+    if options.run_dir is None and not options.dry_run:
+        raise gin_io.ConfigurationError("--run_dir is missing: the folder for everything written")
+    return config
+
+
+def _train(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from codea1_jax import config, gin_io, train
+
+    run = _build(config.TrainConfig, options, flags)
+    train.check(run)
+    if options.dry_run:
+        print(gin_io.bound_config())
+        return 0
+    return train.train(run, options.run_dir, gin_io.bound_config())
+
+
+def _sft(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from codea1_jax import gin_io, sft
+
+    run = _build(sft.SftConfig, options, flags)
+    if options.dry_run:
+        print(gin_io.bound_config())
+        return 0
+    sft.run_sft(run, options.run_dir)
+    return 0
+
+
+def _eval(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from codea1_jax.eval import command
+
+    return command.run(options)
+
+
+def _export(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from codea1_jax import export
+
+    export.export_role(options.run_dir, options.role, options.step, options.output, options.dtype)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
