@@ -1,0 +1,302 @@
+"""What surrounds a slot: namespaces, a private read-only root, an own uid, the system-call filter.
+
+| tier | what holds a program |
+|---|---|
+| A-root | pid, mount, net, ipc, uts namespaces; read-only root; own uid; seccomp; rlimits |
+| A-user | the same inside a user namespace, no own uid, no capabilities |
+| B | no namespaces: seccomp without new processes, own uid where root, rlimits |
+| D | rlimits and process group only: development |
+
+A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. Runs in
+the slot's own process, before any program does.
+"""
+
+import contextlib
+import os
+import resource
+import signal
+import stat
+import sys
+from typing import Any
+
+from sandbox_service import linux, seccomp
+
+TIERS = ("A-root", "A-user", "B", "D")
+_INNER_UID = 1000  # uid inside a user namespace: not 0, so exec never brings capabilities back
+
+
+def is_at_least(tier: str, minimum: str) -> bool:
+    """Whether `tier` is as strong as `minimum`; "A" means any tier A."""
+    order = {"A": 1, "A-root": 1, "A-user": 1, "B": 2, "C": 3, "D": 4}
+    return order[tier] <= order[minimum]
+
+
+class Cage:
+    """Isolation of one slot. `enter` once, then `become_child` in each child, `clean` after it."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        self.tier: str = config["tier"]
+        self.uid: int = config["uid"]
+        self.tmp_options = f"size={config['tmp_bytes']},nr_inodes={config['tmp_inodes']},mode=1777"
+        self.tmp_bytes: int = config["tmp_bytes"]
+        self.scratch: str = config["scratch"]
+        self.has_namespaces = self.tier in ("A-root", "A-user")
+        self.has_own_uid = False
+        self.notes: list[str] = []
+        self._child_filter = b""
+
+    def unshare(self) -> None:
+        """First half, in the parent of the slot: what must exist before the slot is forked."""
+        if self.tier == "A-root":
+            os.unshare(linux.CLONE_NEWPID)
+        elif self.tier == "A-user":
+            uid, gid = os.getuid(), os.getgid()
+            os.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
+            for name, text in (
+                ("setgroups", "deny"),
+                ("uid_map", f"{_INNER_UID} {uid} 1"),
+                ("gid_map", f"{_INNER_UID} {gid} 1"),
+            ):
+                with open(f"/proc/self/{name}", "w") as file:
+                    file.write(text)
+
+    def enter(self, limits: dict[str, int]) -> None:
+        """Second half, in the slot: raises OSError if the tier cannot be had here."""
+        if self.has_namespaces:
+            os.unshare(
+                linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+            )
+            self._enter_private_root()
+            self.has_own_uid = self.tier == "A-root"
+        else:
+            linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
+            self._choose_uid()
+            os.makedirs(self.scratch, mode=0o700, exist_ok=True)
+            if self.has_own_uid:
+                os.chown(self.scratch, self.uid, self.uid)
+        if self.has_own_uid:
+            os.setgroups([])
+        linux.prctl(linux.PR_SET_DUMPABLE, 0)
+        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+            file.write("1000")  # if memory runs out, the host should lose a run and nothing else
+        for name, value in limits.items():
+            _limit(getattr(resource, f"RLIMIT_{name}"), value)
+        self._attach_filter()
+
+    def _enter_private_root(self) -> None:
+        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        # Any folder of the host will do: the mount is seen in this namespace only.
+        new_root = next(p for p in ("/sys", "/mnt", "/tmp") if os.path.isdir(p))
+        linux.mount("cage", new_root, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
+        for path in _host_folders():
+            _bind_read_only(path, new_root + path)
+        for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
+            if os.path.islink(path):
+                os.symlink(os.readlink(path), new_root + path)
+        os.makedirs(new_root + "/etc")
+        for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
+            if os.path.exists(path):
+                with contextlib.suppress(OSError):
+                    _bind_read_only(os.path.realpath(path), new_root + path)
+        os.makedirs(new_root + "/dev")
+        for name in ("null", "zero", "full", "random", "urandom"):
+            open(f"{new_root}/dev/{name}", "w").close()
+            linux.mount(f"/dev/{name}", f"{new_root}/dev/{name}", None, linux.MS_BIND)
+        os.symlink("/tmp", f"{new_root}/dev/shm")
+        os.symlink("/proc/self/fd", f"{new_root}/dev/fd")
+        os.makedirs(f"{new_root}/tmp")
+        os.makedirs(f"{new_root}/proc")
+        self._mount_proc(f"{new_root}/proc")
+        os.chdir(new_root)
+        linux.pivot_root_here()
+        flags = linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID
+        linux.mount("none", "/", None, flags, "size=1m,mode=755")
+        self._mount_tmp()
+
+    def _mount_proc(self, target: str) -> None:
+        flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
+        try:
+            linux.mount("proc", target, "proc", flags, "hidepid=2")
+        except OSError as error:
+            # Never the host's: without /proc a slot still runs, it only measures less.
+            self.notes.append(f"no /proc inside: {error}")
+
+    def _mount_tmp(self) -> None:
+        linux.mount("tmp", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, self.tmp_options)
+
+    def _choose_uid(self) -> None:
+        if os.getuid() != 0:
+            return
+        if _is_world_readable(os.__file__):
+            self.has_own_uid = True
+        elif self.tier != "D":
+            raise OSError(1, f"an own uid could not read the standard library ({os.__file__})")
+
+    def _attach_filter(self) -> None:
+        program = seccomp.denylist()
+        try:
+            if not program:
+                raise OSError(38, f"seccomp: no table for {os.uname().machine}")
+            linux.set_seccomp_filter(program)
+            if not self.has_namespaces:
+                self._child_filter = seccomp.no_new_processes()
+        except OSError as error:
+            if self.tier == "B":
+                raise
+            self.notes.append(str(error))
+
+    def become_child(self) -> None:
+        """In the child: own uid, no capabilities, the scratch folder as working directory."""
+        if self.has_own_uid:
+            os.setresgid(self.uid, self.uid, self.uid)
+            os.setresuid(self.uid, self.uid, self.uid)
+        elif self.tier == "A-user":
+            linux.drop_capabilities()
+        if self._child_filter:
+            linux.set_seccomp_filter(self._child_filter)
+        os.chdir("/tmp" if self.has_namespaces else self.scratch)
+
+    def clean(self) -> None:
+        """After a run: every process of it is gone and so is what it wrote."""
+        self._kill_all()
+        if not self.has_namespaces:
+            _empty_folder(self.scratch)
+            return
+        usage = os.statvfs("/tmp")
+        if usage.f_files - usage.f_ffree > 1 or usage.f_bfree < usage.f_blocks:
+            linux.unmount("/tmp", linux.MNT_DETACH)
+            self._mount_tmp()
+
+    def _kill_all(self) -> None:
+        if self.has_namespaces:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(-1, signal.SIGKILL)
+            with contextlib.suppress(ChildProcessError):
+                while True:
+                    os.waitpid(-1, 0)
+            return
+        while self._kill_descendants():
+            with contextlib.suppress(ChildProcessError):
+                while os.waitpid(-1, os.WNOHANG)[0]:
+                    pass
+
+    def _kill_descendants(self) -> bool:
+        try:
+            with open(f"/proc/self/task/{os.getpid()}/children") as file:
+                pids = [int(pid) for pid in file.read().split()]
+        except OSError:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(-1, os.WNOHANG)
+            return False
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        return bool(pids)
+
+    def usage(self) -> tuple[float, int, int]:
+        """CPU seconds, resident bytes and number of all processes of the run (not the slot)."""
+        tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
+        slot = os.getpid()
+        rows: dict[int, tuple[int, int, int]] = {}
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == slot:
+                continue
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                with open(f"/proc/{name}/stat", "rb") as file:
+                    fields = file.read().rpartition(b")")[2].split()
+                ticks = sum(int(field) for field in fields[11:15])
+                rows[int(name)] = (int(fields[1]), ticks, int(fields[21]))
+        if not self.has_namespaces:
+            rows = {pid: row for pid, row in rows.items() if _descends(pid, slot, rows)}
+        ticks = sum(row[1] for row in rows.values())
+        return ticks / tick, sum(row[2] for row in rows.values()) * page, len(rows)
+
+
+def _descends(pid: int, ancestor: int, rows: dict[int, tuple[int, int, int]]) -> bool:
+    for _ in range(64):
+        if pid not in rows:
+            return False
+        pid = rows[pid][0]
+        if pid == ancestor:
+            return True
+    return False
+
+
+def _limit(which: int, wanted: int) -> None:
+    """Sets soft and hard limit to the wanted value or the hard limit, whichever is lower."""
+    hard = resource.getrlimit(which)[1]
+    value = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    resource.setrlimit(which, (value, value))
+
+
+def _host_folders() -> list[str]:
+    """Folders that a Python program needs: system libraries and this interpreter."""
+    folders = [p for p in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+               if os.path.isdir(p) and not os.path.islink(p)]  # fmt: skip
+    for path in {sys.base_prefix, sys.base_exec_prefix}:
+        if not any(path == folder or path.startswith(folder + "/") for folder in folders):
+            folders.append(path)
+    return folders
+
+
+def _bind_read_only(source: str, target: str) -> None:
+    if os.path.isdir(source):
+        os.makedirs(target, exist_ok=True)
+    else:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+        open(target, "w").close()
+    linux.mount(source, target, None, linux.MS_BIND)
+    flags = linux.MS_REMOUNT | linux.MS_BIND | linux.MS_RDONLY | linux.MS_NOSUID | linux.MS_NODEV
+    try:
+        linux.mount("none", target, None, flags)
+    except OSError:
+        # Inside a user namespace the flags that the host set on the mount must be kept.
+        host = os.statvfs(source).f_flag
+        flags |= host & (linux.MS_NOEXEC | 0x400 | 0x800 | 0x1000)
+        linux.mount("none", target, None, flags)
+
+
+def _is_world_readable(path: str) -> bool:
+    while path != "/":
+        mode = os.stat(path).st_mode
+        if not mode & (stat.S_IXOTH if stat.S_ISDIR(mode) else stat.S_IROTH):
+            return False
+        path = os.path.dirname(path)
+    return True
+
+
+def _empty_folder(path: str) -> None:
+    """Empties a folder without following links and whatever the depth: by descriptor, iteratively.
+
+    A folder found inside is moved up to the top before it is entered, so no path grows long.
+    """
+    top = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        serial = 0
+        while names := os.listdir(top):
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=top)
+                    continue
+                except OSError:
+                    pass
+                with contextlib.suppress(OSError):
+                    os.chmod(name, 0o700, dir_fd=top, follow_symlinks=True)
+                serial = _lift_folders(top, name, serial)
+                os.rmdir(name, dir_fd=top)
+    finally:
+        os.close(top)
+
+
+def _lift_folders(top: int, name: str, serial: int) -> int:
+    folder = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=top)
+    try:
+        for inner in os.listdir(folder):
+            try:
+                os.unlink(inner, dir_fd=folder)
+            except OSError:
+                serial += 1
+                os.rename(inner, f".lifted-{serial}", src_dir_fd=folder, dst_dir_fd=top)
+    finally:
+        os.close(folder)
+    return serial

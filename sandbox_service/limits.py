@@ -1,0 +1,54 @@
+"""Limits of runs and of requests: defaults, and the most that a request may ask for."""
+
+from dataclasses import dataclass
+
+MIB = 1 << 20
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of one process; a run that restarts after a hanging call gets them anew each time.
+
+    `cpu_s` is the judge of time and counts all processes of the run; `wall_s` is the backstop.
+    """
+
+    cpu_s: float = 3.0
+    call_cpu_s: float = 2.0
+    wall_s: float = 10.0
+    memory_bytes: int = 1024 * MIB
+    output_bytes: int = 4 * MIB  # stdout beyond this ends the run
+    value_bytes: int = 1 * MIB  # one returned value, encoded
+
+
+MAX_LIMITS = RunLimits(
+    cpu_s=300.0,
+    call_cpu_s=300.0,
+    wall_s=900.0,
+    memory_bytes=64 * 1024 * MIB,
+    output_bytes=64 * MIB,
+    value_bytes=8 * MIB,
+)
+
+# rlimits every child of a slot has, by their names in `resource`; capped at the hard limit.
+SLOT_RLIMITS = {
+    "CORE": 0,
+    "NOFILE": 64,
+    "FSIZE": 16 * MIB,
+    "STACK": 64 * MIB,
+    "NPROC": 32,
+    "MSGQUEUE": 0,
+    "MEMLOCK": 64 * 1024,
+}
+TMP_BYTES = 32 * MIB
+TMP_INODES = 2048
+
+MAX_RESTARTS = 3
+KEPT_OUTPUT_BYTES = 64 * 1024
+MAX_RESULT_BYTES = 24 * MIB  # all values of one run; below the message limit
+
+MAX_PROGRAM_BYTES = 1 * MIB
+MAX_CALLS = 10_000
+MAX_CALL_BYTES = 256 * 1024
+MAX_REQUEST_BYTES = 16 * MIB
+MAX_MESSAGE_BYTES = 32 * MIB
+QUEUE_PER_SLOT = 64
