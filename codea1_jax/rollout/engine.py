@@ -1,0 +1,201 @@
+"""The rollout engine: groups in, finished samples out, one policy version at a time.
+
+A group's prompt is prefilled once and copied to the slots of its samples. All slots then decode
+together in a loop on the device; between loops of `decode_chunk` tokens the host collects what was
+drawn, yields finished samples and gives their slots to waiting ones. When nothing waits any more
+the live rows move to a smaller program.
+
+Exact in float32: the same request gives the same tokens whatever else is in the batch, however many
+slots, buckets or devices there are. In bfloat16 the order of additions inside a matmul depends on
+its shape, so a token drawn very close to a boundary can change with the number of rows.
+
+Left out: tokens can't be streamed before a sample is finished, and stop strings are the caller's
+(tokens after them can be cut exactly, since log-probabilities are per token).
+"""
+
+import dataclasses
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+
+import jax
+from jax.sharding import Mesh
+
+from codea1_jax.models.qwen2 import LanguageModel
+from codea1_jax.rollout import scheduler
+from codea1_jax.rollout.programs import Programs
+from codea1_jax.rollout.sampling import Method
+from codea1_jax.rollout.scheduler import Buckets, Wave
+from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
+from codea1_jax.rollout.wave import RolloutStats, WaveRun, padded_stops
+from codea1_jax.typing import Params
+
+
+@dataclasses.dataclass(frozen=True)
+class RolloutConfig:
+    """Shapes of the rollout programs.
+
+    Attributes:
+      prompt_buckets: prompts are padded to the next of these; the largest is the limit.
+      rows: samples that decode at a time; divisible by the mesh's data x fsdp.
+      prefill_rows: prompts that are prefilled at a time, at most.
+      min_rows: the smallest decode program that leftovers of a batch move to.
+      decode_chunk: tokens per loop on the device between two looks of the host.
+    """
+
+    prompt_buckets: tuple[int, ...]
+    rows: int = 32
+    prefill_rows: int = 8
+    min_rows: int = 8
+    decode_chunk: int = 16
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "prompt_buckets", tuple(self.prompt_buckets))
+        if not self.prompt_buckets or min(self.prompt_buckets) < 1:
+            raise ValueError(
+                f"RolloutConfig.prompt_buckets={self.prompt_buckets}: give one or more lengths >= 1"
+            )
+        for name in ("rows", "prefill_rows", "min_rows", "decode_chunk"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"RolloutConfig.{name}={getattr(self, name)}: must be >= 1")
+
+
+class RolloutEngine:
+    """Samples from a `LanguageModel` on a mesh.
+
+    Args:
+      model: gives `decode_view`, `prefill`, `decode` and `logits`.
+      mesh: rows are split over (data, fsdp), heads over tensor.
+      config: shapes.
+      pad_id: fills prompts and finished rows; may equal a stop token, nothing is read from it.
+    """
+
+    def __init__(self, model: LanguageModel, mesh: Mesh, config: RolloutConfig, pad_id: int):
+        multiple = mesh.shape["data"] * mesh.shape["fsdp"]
+        if config.rows % multiple:
+            raise ValueError(
+                f"RolloutConfig.rows={config.rows} is not divisible by the mesh's data x fsdp = "
+                f"{multiple}; choose a multiple"
+            )
+        if not 0 <= pad_id < model.config.vocab_size:
+            raise ValueError(
+                f"pad_id={pad_id} is outside the vocabulary of {model.config.vocab_size}"
+            )
+        self._model = model
+        self._config = config
+        self._pad_id = pad_id
+        self._buckets = Buckets.halved(
+            config.prompt_buckets, config.rows, config.min_rows, config.prefill_rows, multiple
+        )
+        self._programs = Programs(model, mesh, pad_id, config.decode_chunk)
+        self._view: Params | None = None
+        self._view_source: tuple[int, list[weakref.ref[jax.Array]]] | None = None
+        self.stats = RolloutStats()  # of the latest `generate`
+
+    @property
+    def buckets(self) -> Buckets:
+        """The finite lists of shapes this engine compiles for."""
+        return self._buckets
+
+    def num_compilations(self) -> int:
+        """Programs compiled so far; constant after `warm_up` with the same sampling."""
+        return self._programs.count
+
+    def program_names(self) -> list[str]:
+        return self._programs.names()
+
+    def warm_up(self, sampling: SamplingParams) -> None:
+        """Compiles every program that `generate` can need with this method and length limit."""
+        method = Method.from_params(sampling, self._model.config.vocab_size)
+        lengths = [self._cache_length(bucket, sampling) for bucket in self._buckets.prompts]
+        self._programs.warm_up(self._buckets, lengths, method, len(padded_stops(sampling)))
+
+    def release(self) -> None:
+        """Frees the copy of the weights; the next `generate` makes a new one."""
+        self._view = None
+        self._view_source = None
+
+    def generate(
+        self,
+        params: Params,
+        groups: Sequence[GroupRequest],
+        sampling: SamplingParams,
+        *,
+        policy_version: int,
+    ) -> Iterator[Sample]:
+        """Yields each sample of each group once, as soon as it is finished, in no fixed order.
+
+        Args:
+          params: of any dtype and sharding; cast and resharded once per policy version.
+          policy_version: part of the key of every sample.
+
+        Raises:
+          ValueError: at once, if a request or parameter is out of range.
+          FloatingPointError: while iterating, if the model's logits are not finite.
+        """
+        config = self._model.config
+        groups = tuple(groups)
+        method = Method.from_params(sampling, config.vocab_size)
+        scheduler.check_requests(groups, self._buckets, config.vocab_size)
+        waves = scheduler.plan_waves(groups, self._buckets)
+        for wave in waves:
+            longest = wave.prompt_bucket + sampling.max_new_tokens
+            if longest > config.max_position_embeddings:
+                raise ValueError(
+                    f"prompt bucket {wave.prompt_bucket} + max_new_tokens="
+                    f"{sampling.max_new_tokens} exceeds the model's "
+                    f"{config.max_position_embeddings} positions; lower max_new_tokens or "
+                    "prompt_buckets"
+                )
+        return self._run(params, groups, sampling, method, waves, policy_version)
+
+    def _run(
+        self,
+        params: Params,
+        groups: tuple[GroupRequest, ...],
+        sampling: SamplingParams,
+        method: Method,
+        waves: list[Wave],
+        policy_version: int,
+    ) -> Iterator[Sample]:
+        stats = self.stats = RolloutStats()
+        compiled_before = self._programs.compile_s
+        view = self._prepare(params, policy_version, stats)
+        for wave in waves:
+            cache_length = self._cache_length(wave.prompt_bucket, sampling)
+            run = WaveRun(
+                self._programs, self._buckets, view, groups, wave, cache_length, sampling, method,
+                policy_version, self._pad_id, stats,
+            )  # fmt: skip
+            for sample in run.samples():
+                stats.compile_s = self._programs.compile_s - compiled_before
+                yield sample
+        stats.compile_s = self._programs.compile_s - compiled_before
+
+    def _cache_length(self, prompt_bucket: int, sampling: SamplingParams) -> int:
+        chunk = self._config.decode_chunk
+        return prompt_bucket + -(-sampling.max_new_tokens // chunk) * chunk
+
+    def _prepare(self, params: Params, policy_version: int, stats: RolloutStats) -> Params:
+        """The weights as the programs want them, made anew unless these very arrays were seen.
+
+        Arrays are immutable, so the same objects hold the same values. A version that comes with
+        other arrays, or arrays with another version, is converted again.
+        """
+        leaves = jax.tree.leaves(params)
+        if self._view_source is not None:
+            version, sources = self._view_source
+            if (
+                version == policy_version
+                and len(sources) == len(leaves)
+                and all(ref() is leaf for ref, leaf in zip(sources, leaves))
+            ):
+                return self._view
+        self.release()  # before the new copy is made: two do not have to fit
+        compiled_before = self._programs.compile_s
+        start = time.perf_counter()
+        self._view = jax.block_until_ready(self._programs.view(params))
+        elapsed_s = time.perf_counter() - start
+        stats.weights_s += elapsed_s - (self._programs.compile_s - compiled_before)
+        self._view_source = (policy_version, [weakref.ref(leaf) for leaf in leaves])
+        return self._view
