@@ -18,6 +18,9 @@ gives two statements: call `f([3, 1])` with answer `[1, 3]`, and one that is dro
 import ast
 import dataclasses
 import re
+import string
+import unicodedata
+from typing import Literal
 
 from codea1_jax.coevo.statements import Statement, StatementReader
 from codea1_jax.coevo.syntax import MAX_CHARS, parse_python
@@ -201,3 +204,23 @@ def extract_suite(
         reader.read(text)
     is_open = bool(blocks) and not blocks[-1].is_closed
     return ExtractedSuite(tuple(reader.statements), is_cut or is_open)
+
+
+def penalised_share(response: str, mode: Literal["off", "ascii", "control"]) -> float:
+    """Share of characters that the configured penalty counts, 0 to 1.
+
+    "ascii": all outside Python's `string.printable`, as the released system does; "control": only
+    control characters other than tab and line ends.
+    """
+    if mode == "off" or not response:
+        return 0.0
+    if mode == "ascii":
+        return sum(char not in _PRINTABLE for char in response) / len(response)
+    return sum(_is_control(char) for char in response) / len(response)
+
+
+_PRINTABLE = frozenset(string.printable)
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) == "Cc" and char not in "\t\n\r"
