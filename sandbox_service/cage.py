@@ -7,8 +7,8 @@
 | B | no namespaces: seccomp without new processes, own uid where root, rlimits |
 | D | rlimits and process group only: development |
 
-A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. Runs in
-the slot's own process, before any program does.
+A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. All of
+this runs in the slot's own process, before any program does.
 """
 
 import contextlib

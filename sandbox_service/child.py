@@ -2,8 +2,8 @@
 
 Everything in this process belongs to the candidate once its first line runs. So nothing here is
 trusted later: there is no expected value, no verdict and no secret to find, and what is written to
-the result pipe counts as the candidate's word. The care taken below is for honest programs: that a
-program which patches builtins, prints, raises strange exceptions or leaves threads behind still gets
+the result pipe counts as the candidate's word. The care taken below is for honest programs: that
+one which patches builtins, prints, raises strange exceptions or leaves threads behind still gets
 the outcome it deserves.
 
 Imported by the zygote before it forks; standard library only.
@@ -50,7 +50,7 @@ class Reporter:
 
 
 def candidate_builtins() -> ModuleType:
-    """A second `builtins` module for the candidate, so that patching it leaves the harness whole."""
+    """A second `builtins` module for the candidate: patching it leaves the harness whole."""
     module = ModuleType("builtins", builtins.__doc__)
     module.__dict__.update(builtins.__dict__)
     return module
@@ -83,7 +83,7 @@ def run_payload(payload: bytes, result_fd: int) -> NoReturn:
         _exit(status)
 
 
-def _seed_random(program: bytes, calls: list[Any], seed: int) -> None:
+def _seed_random(program: bytes, calls: tuple[Any, ...], seed: int) -> None:
     """Makes `random` repeatable; programs that never name it do not pay for the import."""
     if b"random" in program or any(b"random" in call[1] for call in calls):
         import random
@@ -95,7 +95,7 @@ def _execute(
     reporter: Reporter,
     program: bytes,
     entry_point: str,
-    calls: list[Any],
+    calls: tuple[Any, ...],
     first_index: int,
     call_cpu_s: float,
     value_bytes: int,
@@ -134,7 +134,7 @@ def _evaluate(call: tuple[Any, ...], namespace: dict[str, Any]) -> Any:
     if call[0] == protocol.CALL_TEXT:
         text = call[1].decode("utf-8", "surrogatepass")
         return eval(compile(text, "<call>", "eval", dont_inherit=True), namespace)
-    names = call[1].decode("utf-8", "surrogatepass").split(".")
+    names = tuple(call[1].decode("utf-8", "surrogatepass").split("."))
     if names[0] not in namespace:
         raise NameError(f"name {names[0]!r} is not defined")
     target = namespace[names[0]]

@@ -1,8 +1,8 @@
 """The closed codec: the only form in which values enter and leave a sandboxed process.
 
-Plain data only: None, bool, int, float, complex, str (lone surrogates included), bytes, list, tuple,
-set, frozenset, dict, and Decimal, Fraction, date, time, datetime, timedelta. Subclasses of the
-built-in types are encoded by their base value, everything else is opaque.
+Plain data only: None, bool, int, float, complex, str (lone surrogates included), bytes, list,
+tuple, set, frozenset, dict, and Decimal, Fraction, date, time, datetime, timedelta. Subclasses of
+the built-in types are encoded by their base value, everything else is opaque.
 
 `encode` dispatches on `type(x)` and calls only methods of the built-in types themselves, so no
 `__repr__`, `__len__`, `__iter__`, `__eq__` of a hostile class runs. `decode` takes any bytes: it
@@ -11,8 +11,8 @@ returns plain data or raises `CodecError`, in time and memory linear in the inpu
     >>> decode(encode({"a": [1, 2.5, None]}))
     {'a': [1, 2.5, None]}
 
-Sets are written sorted by encoding and dicts in insertion order; `canonical_key` also sorts dicts and
-writes one NaN, so equal values of equal types have equal keys (1, 1.0 and True have three).
+Sets are written sorted by encoding and dicts in insertion order; `canonical_key` sorts dicts too:
+equal values of equal types have equal keys (1, 1.0 and True have three; all NaN have one).
 
 This module runs inside the sandboxed process as well as in the server and in the trainer: standard
 library only, and nothing that is costly to import.
@@ -64,7 +64,7 @@ def encode(
 
 
 def canonical_key(value: Any) -> bytes:
-    """Bytes that are equal for equal values of equal types, whatever the order of dicts and sets."""
+    """Bytes that are equal for equal values of equal types, whatever the order of dicts, sets."""
     return _encode(value, 64 * MAX_BYTES, 16 * MAX_NODES, MAX_DEPTH, True)
 
 
@@ -124,9 +124,7 @@ class _Writer:
         elif kind is set:
             self._set(out, 83, set.__iter__(value), set.__len__(value), depth)  # S
         elif kind is frozenset:
-            self._set(
-                out, 90, frozenset.__iter__(value), frozenset.__len__(value), depth
-            )  # Z
+            self._set(out, 90, frozenset.__iter__(value), frozenset.__len__(value), depth)  # Z
         elif kind is bytes:
             self._bytes(out, 98, value)  # b
         elif kind is complex:
@@ -159,7 +157,7 @@ class _Writer:
         self._bytes(out, 115, str.encode(value, "utf-8", "surrogatepass"))  # s
 
     def _complex(self, out: bytearray, value: complex) -> None:
-        parts = (complex.real.__get__(value), complex.imag.__get__(value))  # type: ignore[attr-defined]
+        parts = (complex.real.__get__(value), complex.imag.__get__(value))
         out.append(99)  # c
         out += _pack_complex(*[x if x == x else float("nan") for x in parts])
 

@@ -15,7 +15,7 @@ class RunLimits:
     cpu_s: float = 3.0
     call_cpu_s: float = 2.0
     wall_s: float = 10.0
-    memory_bytes: int = 1024 * MIB
+    memory_bytes: int = 512 * MIB  # address space of each process
     output_bytes: int = 4 * MIB  # stdout beyond this ends the run
     value_bytes: int = 1 * MIB  # one returned value, encoded
 

@@ -87,7 +87,5 @@ def set_seccomp_filter(program: bytes) -> None:
     buffer = ctypes.create_string_buffer(program, len(program))
     fprog = Fprog(len(program) // 8, ctypes.addressof(buffer))
     prctl(PR_SET_NO_NEW_PRIVS, 1)
-    result = _libc.prctl(
-        ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(fprog), 0, 0
-    )
+    result = _libc.prctl(ctypes.c_int(PR_SET_SECCOMP), ctypes.c_ulong(2), ctypes.byref(fprog), 0, 0)
     _check(result, "seccomp")

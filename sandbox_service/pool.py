@@ -358,7 +358,6 @@ class Pool:
 
     async def start(self) -> None:
         """Finds the strongest tier that works here. Raises TierUnavailable below the minimum."""
-        self._scratch = tempfile.mkdtemp(prefix="codea1-sandbox-")
         tiers = [self.wanted_tier] if self.wanted_tier else list(cage.TIERS)
         reasons = []
         for tier in tiers:
@@ -419,6 +418,9 @@ class Pool:
             self.counts["slot_died" if slot.is_dead else "slot_recycled"] += 1
             slot.close()
             del self._slots[key]
+        if self.tier in ("B", "D") and not self._scratch:
+            self._scratch = tempfile.mkdtemp(prefix="codea1-sandbox-")
+            os.chmod(self._scratch, 0o711)  # slots with uids of their own pass through
         index = position * 8 + ("core", "std").index(profile) * 2 + hash_seed
         config = {
             "tier": self.tier,

@@ -35,7 +35,7 @@ class Record(NamedTuple):
     """One claim of a child: `kind` VALUE carries codec bytes, ERROR and LOAD_ERROR a text pair."""
 
     kind: int
-    index: int
+    call: int
     cpu_us: int
     body: bytes
 

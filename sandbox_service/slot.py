@@ -1,8 +1,8 @@
 """One slot: pid 1 of its cage. Forks one child per run, watches it, and clears up after it.
 
-The judge of time is CPU time, of all processes of the run together; the wall clock is a backstop that
-does not count the time a program waited for a processor, so a busy host turns no right answer into
-a time-out.
+The judge of time is CPU time, of all processes of the run together; the wall clock is a backstop
+that does not count the time a program waited for a processor, so a busy host turns no right answer
+into a time-out.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from sandbox_service.cage import Cage
 _TICK_S = 0.2
 _MIN_TICK_S = 0.004
 # rlimits are per process: the sum over the processes of a run may be this many times the limit.
-_MEMORY_SUM_FACTOR = 2
+_MEMORY_SUM_FACTOR = 4
 _MAX_WALL_FACTOR = 6  # the wall limit is stretched to at most this by a busy host
 
 
@@ -68,9 +68,7 @@ def _serve_one(control: socket.socket, place: Cage) -> None:
     place.clean()
     cpu_s = usage.ru_utime + usage.ru_stime
     control.send(
-        protocol.END.pack(
-            protocol.MSG_END, run_id, status, reason, cpu_s, usage.ru_maxrss * 1024
-        )
+        protocol.END.pack(protocol.MSG_END, run_id, status, reason, cpu_s, usage.ru_maxrss * 1024)
     )
 
 

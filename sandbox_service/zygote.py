@@ -55,11 +55,11 @@ def warm(a, b=(), *c, **d):
 
 def warm_up() -> None:
     """Runs a program the way a child does, so that children find every page already touched."""
-    calls = [
+    calls = (
         (protocol.CALL_TEXT, b"warm(1)"),
         (protocol.CALL_TEXT, b"warm(undefined)"),
         (protocol.CALL_INVOCATION, b"warm", b"t\x01i\x01\x01", b"d\x00"),
-    ]
+    )
     sink = os.open(os.devnull, os.O_WRONLY)
     stdlib_builtins = sys.modules["builtins"]
     for _ in range(4):
@@ -81,7 +81,7 @@ def main() -> None:
     sys.argv[:] = [""]
     for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX"):
         os.environ.pop(name, None)
-    sys.stdin = open(os.devnull)
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
     sys.stdout = child.new_stdout()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # dead slots leave no zombies
     control = socket.socket(fileno=CONTROL_FD)

@@ -38,7 +38,7 @@ class CallStatus(enum.Enum):
     ERROR = "error"  # the call raised (SystemExit included), or its value has no plain form
     TIMEOUT = "timeout"
     MEMORY = "memory"
-    NOT_RUN = "not_run"  # the run ended before this call and the program is to blame or not: see RunStatus
+    NOT_RUN = "not_run"  # the run ended before this call; RunStatus says who is to blame
     UNKNOWN = "unknown"  # the sandbox failed
 
 
@@ -70,7 +70,7 @@ class Run:
     calls: tuple[Call, ...]
     limits: Limits = Limits()
     seed: int = 0  # PYTHONHASHSEED and the `random` seed of the run
-    entry_point: str = ""  # when set, the program must define this callable or the run is LOAD_ERROR
+    entry_point: str = ""  # when set, the program must define this callable, else LOAD_ERROR
 
 
 @dataclasses.dataclass(frozen=True)

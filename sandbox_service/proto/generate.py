@@ -1,6 +1,6 @@
 """Regenerates sandbox_pb2.py, sandbox_pb2.pyi and sandbox_pb2_grpc.py from sandbox.proto.
 
-    python -m sandbox_service.proto.generate        (needs grpcio-tools, of the dev extra)
+python -m sandbox_service.proto.generate        (needs grpcio-tools, of the dev extra)
 """
 
 import pathlib

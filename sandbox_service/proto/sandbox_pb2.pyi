@@ -142,7 +142,7 @@ class Limits(_message.Message):
     def __init__(self, cpu_s: _Optional[float] = ..., call_cpu_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("id", "task_id", "program", "calls", "entry_point", "profile", "limits", "seed")
+    __slots__ = ("id", "task_id", "program", "calls", "entry_point", "profile", "limits", "seed", "no_restart")
     ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -151,6 +151,7 @@ class RunRequest(_message.Message):
     PROFILE_FIELD_NUMBER: _ClassVar[int]
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    NO_RESTART_FIELD_NUMBER: _ClassVar[int]
     id: int
     task_id: str
     program: Source
@@ -159,7 +160,8 @@ class RunRequest(_message.Message):
     profile: str
     limits: Limits
     seed: int
-    def __init__(self, id: _Optional[int] = ..., task_id: _Optional[str] = ..., program: _Optional[_Union[Source, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ..., profile: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., seed: _Optional[int] = ...) -> None: ...
+    no_restart: bool
+    def __init__(self, id: _Optional[int] = ..., task_id: _Optional[str] = ..., program: _Optional[_Union[Source, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ..., profile: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., seed: _Optional[int] = ..., no_restart: _Optional[bool] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("index", "status", "value", "error_type", "error_message", "cpu_us", "passed")

@@ -1,0 +1,198 @@
+"""Checks requests and turns them into run specifications, and outcomes into replies.
+
+Program and call texts are never parsed here: only the sandboxed process reads them.
+"""
+
+import math
+
+from sandbox_service import codec, limits
+from sandbox_service.compare import PYTHON_EQ, Comparator
+from sandbox_service.pool import Pool
+from sandbox_service.proto import sandbox_pb2 as pb
+from sandbox_service.protocol import CALL_INVOCATION, CALL_TEXT
+from sandbox_service.runner import Expectation, RunOutcome, RunSpec
+from sandbox_service.zygote import PROFILES
+
+_MAX_NAME_CHARS = 1000
+
+
+class InvalidRequest(ValueError):
+    """The request cannot be run; the message says what to change."""
+
+
+def parse(request: pb.RunRequest) -> RunSpec:
+    """Checks one request. Raises InvalidRequest."""
+    if request.ByteSize() > limits.MAX_REQUEST_BYTES:
+        raise InvalidRequest(
+            f"the request takes {request.ByteSize()} bytes; at most {limits.MAX_REQUEST_BYTES}"
+        )
+    if request.program.WhichOneof("source") != "inline":
+        raise InvalidRequest("program.inline is missing: send the program's source text")
+    program = request.program.inline
+    if len(program) > limits.MAX_PROGRAM_BYTES:
+        raise InvalidRequest(
+            f"the program has {len(program)} bytes; at most {limits.MAX_PROGRAM_BYTES} are run"
+        )
+    if len(request.calls) > limits.MAX_CALLS:
+        raise InvalidRequest(
+            f"{len(request.calls)} calls; at most {limits.MAX_CALLS} in one run, split them"
+        )
+    _check_name(request.entry_point, "entry_point")
+    calls: list[tuple[int | bytes, ...]] = []
+    expectations: list[Expectation | None] = []
+    for index, call in enumerate(request.calls):
+        calls.append(_parse_call(call, index))
+        expectations.append(_parse_expectation(call, index))
+    return RunSpec(
+        program=program,
+        calls=calls,
+        expectations=expectations,
+        entry_point=request.entry_point,
+        profile=_parse_profile(request.profile, program),
+        limits=_parse_limits(request.limits),
+        seed=request.seed,
+        can_restart=not request.no_restart,
+    )
+
+
+def _check_name(name: str, what: str) -> None:
+    if len(name) > _MAX_NAME_CHARS or (name and not all(n.isidentifier() for n in name.split("."))):
+        raise InvalidRequest(f"{what} {name[:80]!r} is not a Python name")
+
+
+def _parse_profile(profile: str, program: bytes) -> str:
+    if not profile:
+        return "std" if b"import" in program else "core"
+    if profile not in PROFILES:
+        raise InvalidRequest(f"unknown profile {profile[:80]!r}; known: {', '.join(PROFILES)}")
+    return profile
+
+
+def _parse_call(call: pb.Call, index: int) -> tuple[int | bytes, ...]:
+    kind = call.WhichOneof("call")
+    if call.ByteSize() > limits.MAX_CALL_BYTES + len(call.expected):
+        raise InvalidRequest(
+            f"call {index} takes more than the {limits.MAX_CALL_BYTES} bytes allowed"
+        )
+    if kind == "text":
+        return CALL_TEXT, call.text
+    if kind != "invocation":
+        raise InvalidRequest(f"call {index} is empty: set its text or its invocation")
+    invocation = call.invocation
+    if not invocation.entry_point:
+        raise InvalidRequest(f"call {index} names no entry_point")
+    _check_name(invocation.entry_point, f"call {index}: entry_point")
+    args = _decode(invocation.args or _NO_ARGS, f"call {index}: args")
+    kwargs = _decode(invocation.kwargs or _NO_KWARGS, f"call {index}: kwargs")
+    if type(args) is not tuple:
+        raise InvalidRequest(f"call {index}: args is a {type(args).__name__}, not a tuple")
+    if type(kwargs) is not dict or not all(type(key) is str for key in kwargs):
+        raise InvalidRequest(f"call {index}: kwargs is not a dict with string keys")
+    name = invocation.entry_point.encode("utf-8")
+    return CALL_INVOCATION, name, invocation.args or _NO_ARGS, invocation.kwargs or _NO_KWARGS
+
+
+_NO_ARGS = codec.encode(())
+_NO_KWARGS = codec.encode({})
+
+
+def _decode(data: bytes, what: str) -> object:
+    try:
+        return codec.decode(data)
+    except codec.CodecError as error:
+        raise InvalidRequest(f"{what}: {error}") from None
+
+
+def _parse_expectation(call: pb.Call, index: int) -> Expectation | None:
+    if not call.HasField("expected"):
+        return None
+    _decode(call.expected, f"call {index}: expected")
+    if not call.HasField("comparator"):
+        return Expectation(call.expected, PYTHON_EQ)
+    wire = call.comparator
+    if not (0 <= wire.rel_tol < math.inf and 0 <= wire.abs_tol < math.inf):
+        raise InvalidRequest(f"call {index}: tolerances must be finite and not negative")
+    comparator = Comparator(
+        wire.rel_tol, wire.abs_tol, wire.bool_is_int, wire.list_is_tuple, wire.nan_equal
+    )
+    return Expectation(call.expected, comparator)
+
+
+def _parse_limits(wire: pb.Limits) -> limits.RunLimits:
+    default, most = limits.RunLimits(), limits.MAX_LIMITS
+    values = {}
+    for name in ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes"):
+        value = getattr(wire, name)
+        if not 0 <= value <= getattr(most, name):  # NaN fails as well
+            raise InvalidRequest(
+                f"limits.{name} = {value} is outside 0 to {getattr(most, name)} (0: the default)"
+            )
+        values[name] = value or getattr(default, name)
+    if not wire.call_cpu_s:
+        values["call_cpu_s"] = min(default.call_cpu_s, values["cpu_s"])
+    if not wire.wall_s:
+        values["wall_s"] = max(default.wall_s, 3 * values["cpu_s"])
+    return limits.RunLimits(**values)
+
+
+def reply(request_id: int, done: RunOutcome, tier: str, total_s: float) -> pb.RunReply:
+    """The reply to a run that took `total_s` seconds, waiting included."""
+    message = pb.RunReply(
+        id=request_id,
+        status=int(done.status),  # type: ignore[arg-type]
+        verdict=int(done.verdict),  # type: ignore[arg-type]
+        evidence=pb.VALUES,
+        num_passed=sum(outcome.passed for outcome in done.outcomes),
+        message=done.message,
+        stdout=done.stdout,
+        stdout_total=done.stdout_total,
+        signal=done.signal,
+        exit_code=done.exit_code,
+        cpu_us=int(done.cpu_s * 1e6),
+        wall_us=int(done.wall_s * 1e6),
+        queue_us=int(max(0.0, total_s - done.wall_s) * 1e6),
+        peak_rss_bytes=done.peak_rss_bytes,
+        num_restarts=done.num_restarts,
+        tier=tier,
+    )
+    for index, outcome in enumerate(done.outcomes):
+        message.outcomes.add(
+            index=index,
+            status=int(outcome.status),
+            value=outcome.value,
+            error_type=outcome.error_type,
+            error_message=outcome.message.encode("utf-8", "backslashreplace"),
+            cpu_us=min(outcome.cpu_us, (1 << 64) - 1),
+            passed=outcome.passed,
+        )
+    return message
+
+
+def info(pool: Pool, window: int, version: str, python: str) -> pb.Info:
+    """What a client must know about this service."""
+    return pb.Info(
+        version=version,
+        tier=pool.tier,
+        notes=pool.notes,
+        python=python,
+        codec_version=codec.VERSION,
+        slots=pool.num_slots,
+        window=window,
+        profiles=list(PROFILES),
+        default_limits=_wire_limits(limits.RunLimits()),
+        max_limits=_wire_limits(limits.MAX_LIMITS),
+        max_program_bytes=limits.MAX_PROGRAM_BYTES,
+        max_calls=limits.MAX_CALLS,
+        max_request_bytes=limits.MAX_REQUEST_BYTES,
+    )
+
+
+def _wire_limits(values: limits.RunLimits) -> pb.Limits:
+    return pb.Limits(
+        cpu_s=values.cpu_s,
+        call_cpu_s=values.call_cpu_s,
+        wall_s=values.wall_s,
+        memory_bytes=values.memory_bytes,
+        output_bytes=values.output_bytes,
+        value_bytes=values.value_bytes,
+    )
