@@ -316,7 +316,7 @@ class SandboxClient:
 
 def _wire_limits(wanted: Limits, default: Limits) -> pb.Limits:
     wire = pb.Limits()
-    for name in ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes"):
+    for name in ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes"):
         value = getattr(wanted, name)
         if value is None:
             value = getattr(default, name)
@@ -362,7 +362,7 @@ def _outcome(wire: pb.Outcome) -> Outcome:
     error_type, message = wire.error_type, wire.error_message.decode("utf-8", "replace")
     if status is CallStatus.VALUE:
         try:
-            value = codec.decode(wire.value)
+            value = codec.decode(wire.value, max_bytes=limits.MAX_LIMITS.value_bytes)
         except codec.CodecError as error:
             # The service passes values on as they come: only a program that wrote to the result
             # pipe itself can have made these bytes.

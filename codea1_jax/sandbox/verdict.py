@@ -60,6 +60,7 @@ class Limits:
     wall_s: float | None = None
     memory_bytes: int | None = None
     output_bytes: int | None = None
+    value_bytes: int | None = None  # one returned value, encoded
 
 
 @dataclasses.dataclass(frozen=True)
