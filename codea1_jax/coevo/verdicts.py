@@ -6,7 +6,7 @@ be run against one code (Code-A1) or against all codes of the question (self-pla
 
 import dataclasses
 import enum
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from codea1_jax.coevo.testcase import StoredTest, TestCase, short_repr
@@ -171,6 +171,33 @@ class ProblemVerdicts:
             "is_truncated": suite.is_truncated,
             "statements": rows,
         }
+
+
+def unknown_share(problems: Iterable[ProblemVerdicts]) -> float:
+    """Share of codes, or of executed statements, without a verdict: the larger, 0 to 1.
+
+    Counts what the sandbox failed at, not tests that a program kept from running by its own hangs
+    and crashes.
+    """
+    code_shares: list[bool] = []
+    statement_shares: list[bool] = []
+    for problem in problems:
+        for code in problem.codes:
+            is_unknown = code.is_valid is None or any(
+                j.verdict is Verdict.UNKNOWN and not j.is_own_doing
+                for j in code.judgements.values()
+            )
+            code_shares.append(is_unknown)
+        for suite in (s for group in problem.suites for s in group):
+            statuses = [s.status for s in suite.statements]
+            statement_shares += [
+                s is StatementStatus.UNKNOWN
+                for s in statuses
+                if s is not StatementStatus.NOT_EXECUTED
+            ]
+    return max(
+        sum(found) / len(found) if found else 0.0 for found in (code_shares, statement_shares)
+    )
 
 
 def _test_json(stored: StoredTest) -> dict[str, str]:
