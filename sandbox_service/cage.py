@@ -5,7 +5,7 @@
 | A-root | pid, mount, net, ipc, uts namespaces; read-only root; own uid; seccomp; rlimits |
 | A-user | the same inside a user namespace, no own uid, no capabilities |
 | B | no namespaces: seccomp without new processes, own uid where root, rlimits |
-| D | rlimits and process group only: development |
+| D | as B, but what this machine lacks of seccomp is missing: development |
 
 A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. All of
 this runs in the slot's own process, before any program does.
@@ -127,10 +127,10 @@ class Cage:
     def _choose_uid(self) -> None:
         if os.getuid() != 0:
             return
-        if _is_world_readable(os.__file__):
-            self.has_own_uid = True
-        elif self.tier != "D":
+        # Programs never run as root where they see the host's files, whatever the tier.
+        if not _is_world_readable(os.__file__):
             raise OSError(1, f"an own uid could not read the standard library ({os.__file__})")
+        self.has_own_uid = True
 
     def _attach_filter(self) -> None:
         program = seccomp.denylist()

@@ -258,14 +258,18 @@ class _Writer:
                 self._int(out, part)
         elif kind is getattr(datetime, "date", None):
             self._bytes(out, 49, value.isoformat().encode())  # 1
-        elif kind in (getattr(datetime, "time", None), getattr(datetime, "datetime", None)):
-            if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
-                raise OpaqueError("a time with a time zone of its own has no plain form")
-            tag = 50 if kind is datetime.time else 51  # 2 3
-            self._bytes(out, tag, value.isoformat().encode())
+        elif kind is getattr(datetime, "time", None):
+            self._moment(out, 50, value, datetime)  # 2
+        elif kind is getattr(datetime, "datetime", None):
+            self._moment(out, 51, value, datetime)  # 3
         else:
             return False
         return True
+
+    def _moment(self, out: bytearray, tag: int, value: Any, datetime: Any) -> None:
+        if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
+            raise OpaqueError("a time with a time zone of its own has no plain form")
+        self._bytes(out, tag, value.isoformat().encode())
 
 
 def decode(
