@@ -103,14 +103,14 @@ class SandboxConfig:
     Attributes:
       address: host:port of a running service; empty: one is started beside the trainer.
       num_slots: runs at a time of the started service (0: one per core).
-      run_deadline_s: a run without an answer after this long is unknown.
-      max_in_flight: runs sent and not yet answered.
+      deadline_s: a run that the service has not answered after this long is unknown.
+      min_tier: the started service refuses to run with weaker isolation ("A", "B", "D").
     """
 
     address: str = ""
     num_slots: int = 0
-    run_deadline_s: float = 60.0
-    max_in_flight: int = 64
+    deadline_s: float = 180.0
+    min_tier: str = "B"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +170,7 @@ for _constructor in (
     gin.external_configurable(_constructor, _constructor.__name__)
 
 
-def validate(config: TrainConfig, num_devices: int) -> dict[str, Qwen2Config]:
+def validate(config: TrainConfig, num_devices: int) -> dict[str, Qwen2Config | None]:
     """Checks everything that can be checked without loading weights or data.
 
     Returns:
@@ -185,7 +185,7 @@ def validate(config: TrainConfig, num_devices: int) -> dict[str, Qwen2Config]:
     except MeshError as error:
         raise ConfigurationError(f"MeshConfig: {error}") from error
     rows = data * fsdp
-    models = {}
+    models: dict[str, Qwen2Config | None] = {}
     for role in config.roles:
         models[role.name] = _check_role(role, config, rows)
     for key, path in (

@@ -5,14 +5,15 @@ gives prompts and takes samples, gives advantages and takes metrics.
 """
 
 import dataclasses
+import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from codea1_jax.config import RoleConfig
+from codea1_jax.gin_io import resolve_path
 from codea1_jax.models import hf_io
 from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
@@ -74,7 +75,20 @@ class Role:
         return complete
 
     def texts(self, samples: Sequence[Sample]) -> list[str]:
-        return [self.tokenizer.decode(sample.tokens) for sample in samples]
+        return [self.tokenizer.decode(sample.tokens.tolist()) for sample in samples]
+
+
+def make_learner(
+    config: RoleConfig, mesh: jax.sharding.Mesh
+) -> tuple[pathlib.Path, LanguageModel, Learner]:
+    """(checkpoint directory, model, learner) of a role; loads no weights."""
+    directory = hf_io.resolve_directory(resolve_path(config.checkpoint))
+    model = LanguageModel(
+        Qwen2Config.from_directory(directory),
+        compute_dtype=jnp.dtype(config.compute_dtype),
+        remat=config.remat,
+    )
+    return directory, model, Learner(model, mesh, config.optimizer, config.loss, config.learner)
 
 
 def load_role(
@@ -88,18 +102,13 @@ def load_role(
       references: frozen parameters already loaded, by (checkpoint, dtype); two roles that start
         from the same checkpoint share one copy. Updated in place.
     """
-    directory = hf_io.resolve_directory(config.checkpoint)
-    dtype = jnp.dtype(config.compute_dtype)
-    model = LanguageModel(
-        Qwen2Config.from_directory(directory), compute_dtype=dtype, remat=config.remat
-    )
+    directory, model, learner = make_learner(config, mesh)
     tokenizer = ChatTokenizer(directory)
-    learner = Learner(model, mesh, config.optimizer, config.loss, config.learner)
     reference = None
     if config.is_trained and config.loss.kl_coefficient > 0:
-        key = (config.checkpoint, dtype)
+        key = (config.checkpoint, model.compute_dtype)
         if key not in references:
-            references[key] = hf_io.load_params(directory, model, mesh, dtype)
+            references[key] = hf_io.load_params(directory, model, mesh, model.compute_dtype)
         reference = references[key]
     return Role(
         config=config,
@@ -110,8 +119,3 @@ def load_role(
         reference=reference,
         state=learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32)),
     )
-
-
-def response_lengths(groups: Sequence[Sequence[Sample]]) -> np.ndarray:
-    """Tokens generated per sample, i32[prompts, samples]."""
-    return np.array([[len(sample.tokens) for sample in group] for group in groups])

@@ -32,6 +32,9 @@ class CheckpointManager:
     def latest_step(self) -> int | None:
         return self._manager.latest_step()
 
+    def all_steps(self) -> list[int]:
+        return sorted(self._manager.all_steps())
+
     def save(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
         """Saves; a failure raises here or at the next call, so that a run never goes on unsaved.
 

@@ -1,0 +1,433 @@
+"""The training loop: one adversarial step after the other, top to bottom.
+
+A step, in this order: the coder samples solutions; the tester, shown each solution, samples suites;
+the sandbox judges both; rewards; TopVar selection; the coder and the tester learn; the Mistake Book
+is updated. Then metrics, evaluation, checkpoint.
+
+Every start is a resume: with a checkpoint in the run folder the run goes on after it, bit for bit
+(on the same number of devices), otherwise from step 0. Left out: overlap of judging with sampling
+and updates (phases run one after the other), and runs of several processes.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+import time
+from collections.abc import Iterator
+
+import jax
+import numpy as np
+
+from codea1_jax.ckpt.manager import CheckpointManager
+from codea1_jax.ckpt.run_state import RunState, check_same_run
+from codea1_jax.coevo.extract import extract_code
+from codea1_jax.coevo.judging import Judge, JudgeRequest
+from codea1_jax.coevo.mistake_book import MistakeBook
+from codea1_jax.coevo.oracle import Oracle
+from codea1_jax.coevo.prompts import Message, coder_messages, fit_tester_prompt, strip_prose
+from codea1_jax.coevo.rewards import problem_rewards
+from codea1_jax.coevo.selection import questions_with_variance, top_variance_groups
+from codea1_jax.coevo.summary import step_summary
+from codea1_jax.config import SandboxConfig, TrainConfig, validate
+from codea1_jax.data.cursor import DataCursor
+from codea1_jax.data.overlap import check_overlap, without_overlap
+from codea1_jax.data.record import Problem
+from codea1_jax.data.sources import dataset_fingerprint, load_problems
+from codea1_jax.gin_io import ConfigurationError, resolve_path
+from codea1_jax.holdout import Holdout, load_holdout
+from codea1_jax.interrupt import Interrupted, InterruptGuard
+from codea1_jax.learning import learn
+from codea1_jax.mesh import make_mesh
+from codea1_jax.obs.metrics import MetricsWriter
+from codea1_jax.obs.plots import write_report
+from codea1_jax.obs.progress import Progress
+from codea1_jax.obs.rollout_log import write_rollouts
+from codea1_jax.roles import Role, load_role
+from codea1_jax.rollout.types import Sample
+from codea1_jax.sandbox.client import SandboxClient
+from codea1_jax.sandbox.local import local_service
+
+EXIT_INTERRUPTED = 130
+
+
+@dataclasses.dataclass
+class Run:
+    """Everything a step needs."""
+
+    config: TrainConfig
+    run_dir: pathlib.Path
+    coder: Role
+    tester: Role
+    problems: list[Problem]
+    holdout: Holdout
+    cursor: DataCursor
+    book: MistakeBook
+    judge: Judge
+    client: SandboxClient
+    progress: Progress
+    guard: InterruptGuard
+
+    @property
+    def roles(self) -> tuple[Role, Role]:
+        return self.coder, self.tester
+
+
+def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
+    """Trains to `config.num_steps`, continuing what is in `run_dir`. Returns the exit code.
+
+    Raises:
+      UserError: bad configuration, data or checkpoint; before anything expensive starts.
+    """
+    with contextlib.ExitStack() as stack:
+        progress = Progress(config.num_steps)
+        guard = stack.enter_context(InterruptGuard(progress.say))
+        client = stack.enter_context(connect(config.sandbox))
+        mesh = make_mesh(**dataclasses.asdict(config.mesh))
+        stack.enter_context(jax.set_mesh(mesh))
+        run = build(config, run_dir, mesh, client, progress, guard)
+
+        run_dir.mkdir(parents=True, exist_ok=True)
+        manager = CheckpointManager(run_dir / "checkpoints", config.keep_checkpoints)
+        stack.callback(manager.close)
+        start = restore(run, manager, config_text)
+        (run_dir / "config.gin").write_text(config_text)
+        writer = MetricsWriter(run_dir, resume_step=start)
+        stack.callback(writer.close)
+        stack.callback(write_report, run_dir)
+
+        if start == 0 and run.holdout.is_due(0, config.num_steps):
+            progress.start_step(0)
+            values = run.holdout.evaluate(run.coder, client, 0, config.seed, progress)
+            writer.write(0, values)
+            progress.say(f"step 0/{config.num_steps}  {_evaluation_words(values)}")
+        for step in range(start + 1, config.num_steps + 1):
+            try:
+                values = train_step(run, step)
+            except Interrupted:
+                save(run, manager, step - 1, config_text)
+                progress.say(f"saved after step {step - 1}; the same command goes on from there")
+                return EXIT_INTERRUPTED
+            if run.holdout.is_due(step, config.num_steps):
+                values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
+            writer.write(step, values | _phase_times(progress))
+            progress.finish_step(_step_words(values))
+            if step % config.save_every_steps == 0 or step == config.num_steps:
+                with progress.phase("checkpoint"):
+                    save(run, manager, step, config_text)
+    return 0
+
+
+def train_step(run: Run, step: int) -> dict[str, float]:
+    """One adversarial step. The order of the phases is the method's; do not change it.
+
+    Raises:
+      Interrupted: a stop was asked for; nothing of this step has changed the run's state.
+    """
+    config, evolution, progress = run.config, run.config.coevolution, run.progress
+    progress.start_step(step)
+    started = time.monotonic()
+    _, indices = run.cursor.batch_at(step - 1)
+    problems = [run.problems[index] for index in indices]
+
+    solutions = sample_solutions(run, step, problems)
+    responses = [run.coder.texts(group) for group in solutions]
+    run.guard.check()
+    suites, prompt_values = sample_suites(run, step, problems, responses)
+    suite_responses = [[run.tester.texts(group) for group in groups] for groups in suites]
+    run.guard.check()
+
+    with progress.phase("judging"):
+        histories = [remembered(run, step, problem) for problem in problems]
+        verdicts = run.judge.judge_batch(
+            [
+                JudgeRequest(problem, codes, tests, history)
+                for problem, codes, tests, history in zip(
+                    problems, responses, suite_responses, histories, strict=True
+                )
+            ]
+        )
+    rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
+    values = step_summary(verdicts, rewards) | prompt_values
+    check_unknown(run, step, values["verdicts/unknown_share"])
+    run.guard.check()  # the last point at which this step has changed nothing
+
+    coder_rewards = np.stack([reward.coder for reward in rewards])  # [Q, M]
+    coder_mask = np.stack([reward.coder_mask for reward in rewards])
+    if evolution.filter_zero_variance:
+        coder_mask &= questions_with_variance(coder_rewards, coder_mask)[:, None]
+    selected = [
+        top_variance_groups(reward.tester, reward.tester_mask, evolution.groups_kept)
+        for reward in rewards
+    ]
+    kept = [(q, m) for q, groups in enumerate(selected) for m in groups]
+    if run.coder.config.is_trained:
+        with progress.phase("coder update"):
+            learned = learn(
+                run.coder, solutions, coder_rewards, coder_mask, step, config.num_minibatches
+            )
+            values |= {f"coder/{name}": value for name, value in learned.items()}
+    if run.tester.config.is_trained and kept:
+        with progress.phase("tester update"):
+            learned = learn(
+                run.tester,
+                [suites[q][m] for q, m in kept],
+                np.stack([rewards[q].tester[m] for q, m in kept]),  # [groups, N]
+                np.stack([rewards[q].tester_mask[m] for q, m in kept]),
+                step,
+                config.num_minibatches,
+            )
+            values |= {f"tester/{name}": value for name, value in learned.items()}
+
+    if evolution.use_book:
+        for verdict in verdicts:
+            run.book.update(verdict)
+    run.cursor.step = step
+    write_rollouts(
+        run.run_dir, step, problems, responses, suite_responses, verdicts, rewards, selected
+    )
+    return values | book_values(run) | speed_values(run, solutions, suites, started)
+
+
+def sample_solutions(run: Run, step: int, problems: list[Problem]) -> list[list[Sample]]:
+    """M solutions of each problem, [Q][M]."""
+    count = run.config.coevolution.num_solutions
+    prompts = [run.coder.tokenizer.encode_chat(coder_messages(problem)) for problem in problems]
+    ids = [f"{step}/{problem.question_id}" for problem in problems]
+    with run.progress.phase("coder rollout", total=len(problems) * count):
+        return run.coder.sample(prompts, ids, count, run.config.seed, None, run.progress.advance)
+
+
+def sample_suites(
+    run: Run, step: int, problems: list[Problem], responses: list[list[str]]
+) -> tuple[list[list[list[Sample]]], dict[str, float]]:
+    """N suites for each solution, [Q][M][N], and how many prompts had to be cut."""
+    config = run.config.coevolution
+    tokenizer = run.tester.tokenizer
+
+    def count_tokens(messages: list[Message]) -> int:
+        return len(tokenizer.encode_chat(messages))
+
+    prompts, ids, num_cut = [], [], 0
+    for problem, codes in zip(problems, responses, strict=True):
+        for m, response in enumerate(codes):
+            code = extract_code(response, problem.entry_point).text
+            fitted = fit_tester_prompt(
+                count_tokens,
+                problem,
+                (strip_prose(code) if config.strip_comments else code)
+                if config.white_box
+                else None,
+                config.tests_per_suite,
+                run.tester.config.max_prompt_tokens,
+                config.prompt_style,
+                config.predicted_answer,
+            )
+            num_cut += fitted.is_code_cut
+            prompts.append(tokenizer.encode_chat(fitted.messages))
+            ids.append(f"{step}/{problem.question_id}/{m}")
+    total = len(prompts) * config.num_suites
+    with run.progress.phase("tester rollout", total=total):
+        flat = run.tester.sample(
+            prompts, ids, config.num_suites, run.config.seed, None, run.progress.advance
+        )
+    size = config.num_solutions
+    suites = [flat[start : start + size] for start in range(0, len(flat), size)]
+    return suites, {"tester/cut_prompts": float(num_cut)}
+
+
+def remembered(run: Run, step: int, problem: Problem):
+    """Tests of the Mistake Book that every solution of `problem` is replayed on."""
+    config = run.config.coevolution
+    if not config.use_book:
+        return ()
+    rng = None
+    if config.retrieval == "sampled":
+        rng = np.random.default_rng([run.config.seed, step, *problem.question_id.encode()])
+    return run.book.retrieve(problem.question_id, config.tests_per_suite, config.retrieval, rng)
+
+
+def check_unknown(run: Run, step: int, share: float) -> None:
+    """Stops the run when the sandbox fails too often for rewards to mean anything."""
+    limit = run.config.coevolution.max_unknown_share
+    if share > limit:
+        raise ConfigurationError(
+            f"step {step}: the sandbox gave no verdict for {share:.0%} of codes and tests, more "
+            f"than max_unknown_share={limit:.0%}. Nothing of this step was learnt; check the "
+            "sandbox service and start the same command again"
+        )
+
+
+def book_values(run: Run) -> dict[str, float]:
+    book = run.book
+    return {
+        "book/size": float(len(book)),
+        "book/questions": float(book.num_questions),
+        "book/added": float(book.num_added),
+        "book/removed": float(book.num_removed),
+        "book/evicted": float(book.num_evicted),
+    }
+
+
+def speed_values(
+    run: Run, solutions: list[list[Sample]], suites: list[list[list[Sample]]], started: float
+) -> dict[str, float]:
+    values = {"time/step": time.monotonic() - started}
+    flat = {
+        "coder": [sample for group in solutions for sample in group],
+        "tester": [sample for groups in suites for group in groups for sample in group],
+    }
+    for role in run.roles:
+        samples = flat[role.name]
+        values[f"{role.name}/response_tokens"] = float(np.mean([len(s.tokens) for s in samples]))
+        stopped = [sample.finish_reason == "stop" for sample in samples]
+        values[f"{role.name}/stopped_share"] = float(np.mean(stopped))
+        values[f"speed/{role.name}_tokens_per_s"] = role.engine.stats.tokens_per_s
+        values[f"speed/{role.name}_occupancy"] = role.engine.stats.occupancy
+    return values
+
+
+@contextlib.contextmanager
+def connect(config: SandboxConfig) -> Iterator[SandboxClient]:
+    """A client of the configured service, or of one started beside the trainer.
+
+    Raises:
+      ConfigurationError: the service does not answer.
+    """
+    with contextlib.ExitStack() as stack:
+        address = config.address
+        if not address:
+            address = stack.enter_context(
+                local_service(slots=config.num_slots or None, min_tier=config.min_tier)
+            )
+        client = stack.enter_context(SandboxClient(address, deadline_s=config.deadline_s))
+        try:
+            client.info()
+        except ConnectionError as error:
+            raise ConfigurationError(
+                f"SandboxConfig.address={address!r}: {error}; start `codea1-sandbox serve` there, "
+                "or leave the address empty to start one beside the trainer"
+            ) from error
+        yield client
+
+
+def check(config: TrainConfig) -> None:
+    """Every check that needs neither weights nor data (`--dry_run`)."""
+    validate(config, jax.device_count())
+
+
+def build(
+    config: TrainConfig,
+    run_dir: pathlib.Path,
+    mesh: jax.sharding.Mesh,
+    client: SandboxClient,
+    progress: Progress,
+    guard: InterruptGuard,
+) -> Run:
+    """Loads data, then models: what is cheap to find wrong comes first."""
+    check(config)
+    path = resolve_path(config.data.path) if config.data.path else ""
+    problems = load_problems(config.data.dataset, path, "train", path_key="DataConfig.path")
+    references: dict = {}
+    coder = load_role(config.role("coder"), mesh, references)
+
+    def fits(problem: Problem) -> bool:
+        length = len(coder.tokenizer.encode_chat(coder_messages(problem)))
+        return length <= coder.config.max_prompt_tokens
+
+    holdout = load_holdout(config.evaluation, fits)
+    if config.data.overlap == "drop":
+        problems, _ = without_overlap(problems, holdout.records)
+    elif config.data.overlap == "refuse":
+        check_overlap(problems, holdout.records)
+    kept = [problem for problem in problems if fits(problem)]
+    if len(kept) < len(problems):
+        progress.say(f"{len(problems) - len(kept)} problems left out: prompt too long")
+    kept = kept[: config.data.max_problems or None]
+    if len(kept) < config.problems_per_step:
+        raise ConfigurationError(
+            f"TrainConfig.problems_per_step={config.problems_per_step} is more than the "
+            f"{len(kept)} problems of DataConfig.dataset={config.data.dataset!r}; lower it"
+        )
+    tester = load_role(config.role("tester"), mesh, references)
+    info = client.info()
+    progress.say(
+        f"{len(kept)} problems to train on, {len(holdout.problems)} held out; "
+        f"{coder.model.config.num_params() / 1e6:.1f} M + "
+        f"{tester.model.config.num_params() / 1e6:.1f} M parameters on {mesh.size} device(s); "
+        f"sandbox tier {info['tier']}, {info['slots']} slots"
+    )
+    return Run(
+        config=config,
+        run_dir=run_dir,
+        coder=coder,
+        tester=tester,
+        problems=kept,
+        holdout=holdout,
+        cursor=DataCursor(len(kept), config.problems_per_step, config.data.seed),
+        book=MistakeBook.from_config(config.coevolution),
+        judge=Judge(client, Oracle(client), config.coevolution),
+        client=client,
+        progress=progress,
+        guard=guard,
+    )
+
+
+def save(run: Run, manager: CheckpointManager, step: int, config_text: str) -> None:
+    """Saves the whole state of the run after `step`."""
+    state = RunState(
+        step=step,
+        arrays={role.name: role.state for role in run.roles if role.config.is_trained},
+        policy_versions={role.name: role.policy_version for role in run.roles},
+        book=run.book.to_state(),
+        cursor=run.cursor.state(),
+        dataset=dataset_fingerprint(run.problems),
+        config=config_text,
+    )
+    manager.save(step, state.arrays, state.meta())
+
+
+def restore(run: Run, manager: CheckpointManager, config_text: str) -> int:
+    """Continues from the latest checkpoint, if there is one. Returns its step, else 0."""
+    step = manager.latest_step()
+    if step is None:
+        return 0
+    meta = manager.restore_meta(step)
+    check_same_run(
+        meta,
+        dataset=dataset_fingerprint(run.problems),
+        config=config_text,
+        is_change_allowed=run.config.allow_changed_config,
+    )
+    trained = [role for role in run.roles if role.config.is_trained]
+    arrays = manager.restore_arrays(
+        step, {role.name: role.learner.abstract_state() for role in trained}
+    )
+    for role in trained:
+        role.state = arrays[role.name]
+    for role in run.roles:
+        role.policy_version = meta["policy_versions"][role.name]
+    evolution = run.config.coevolution
+    run.book = MistakeBook.from_state(meta["book"], evolution.book_rule, evolution.book_cap)
+    run.cursor.restore(meta["cursor"])
+    run.progress.say(f"continuing after step {step} of {manager.directory}")
+    return step
+
+
+def _phase_times(progress: Progress) -> dict[str, float]:
+    return {f"time/{name.replace(' ', '_')}": s for name, s in progress.phase_s.items()}
+
+
+def _evaluation_words(values: dict[str, float]) -> str:
+    rate = values.get("eval/coder/pass_rate")
+    return "" if rate is None else f"hold-out {rate:.1%}  "
+
+
+def _step_words(values: dict[str, float]) -> str:
+    tokens_per_s = values["speed/coder_tokens_per_s"], values["speed/tester_tokens_per_s"]
+    return (
+        f"coder {values['coder/reward/mean']:.3f}  tester {values['tester/reward/mean']:.3f}  "
+        f"valid {values['tester/valid_share']:.0%}  "
+        f"exposing {values['tester/exposing_share']:.0%}  book {values['book/size']:.0f}  "
+        f"{_evaluation_words(values)}{tokens_per_s[0]:.0f}/{tokens_per_s[1]:.0f} tokens/s  "
+        f"{values['time/step']:.1f}s"
+    )
