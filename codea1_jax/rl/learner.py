@@ -109,7 +109,7 @@ class Learner:
         )
         self._apply = jax.jit(
             self._apply_gradients,
-            donate_argnums=(0, 1),
+            donate_argnums=0,
             out_shardings=(self._state_shardings, None),
         )
 

@@ -96,7 +96,8 @@ def clipped_step(
         # torch.nn.utils.clip_grad_norm_'s form, epsilon included.
         scale = jnp.minimum(1.0, config.max_grad_norm / (grad_norm + 1e-6))
     grads = jax.tree.map(lambda g: g * scale, grads)
-    direction, new_opt_state = adam(config).update(grads, opt_state, params)
+    with jax.numpy_dtype_promotion("standard"):  # optax raises a Python float to an int32 count
+        direction, new_opt_state = adam(config).update(grads, opt_state, params)
     new_params = jax.tree.map(
         lambda p, d: p - lr * (d + config.weight_decay * p), params, direction
     )
