@@ -1,34 +1,46 @@
 """Very large values travel as digests that are equal exactly where the values are equal.
 
-HumanEval+ asks for strings of 7 MB and lists of a million numbers. The source of `large_to_digest`
-is also put into the judged program (`evalplus.py`), so it stands alone.
+HumanEval+ asks for strings of 7 MB and lists of a million numbers, MBPP+ for millions of tuples.
+The source of `large_to_digest` is also put into the judged program (`evalplus.py`), so it stands
+alone.
 """
 
 from typing import Any
 
 
 def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
-    """The value itself, or ("sha256", type, length, hex) for a long string or flat list of numbers.
+    """The value itself, or ("sha256", type, length, hex) for a long string, list or tuple.
 
-    Numbers that Python calls equal (1, 1.0, True) digest alike. With `keeps_floats` a list of
-    floats alone is left whole, because it is compared within a tolerance.
+    Lists of numbers, of texts, and of lists or tuples of texts and integers are digested. Numbers
+    that Python calls equal (1, 1.0, True) digest alike. With `keeps_floats` a list of floats alone
+    is left whole, because it is compared within a tolerance.
     """
     if not isinstance(value, (str, list, tuple)) or len(value) <= 50_000:
         return value
-    if isinstance(value, str):
-        kind, data = "str", value.encode("utf-8", "surrogatepass")
-    else:
-        types = set(map(type, value))
-        if not types <= {int, float, bool} or (keeps_floats and types == {float}):
-            return value
-        kind = "list" if isinstance(value, list) else "tuple"
-        try:
-            data = repr([int(x) if x % 1 == 0 else x for x in value]).encode()
-        except ValueError:  # an integer with more digits than Python converts
-            return value
     import hashlib
+    import itertools
 
-    return "sha256", kind, len(value), hashlib.sha256(data).hexdigest()
+    if isinstance(value, str):
+        digest = hashlib.sha256(value.encode("utf-8", "surrogatepass"))
+        return "sha256", "str", len(value), digest.hexdigest()
+    items, types = list(value), set(map(type, value))
+    if types <= {int, float, bool}:
+        if keeps_floats and types == {float}:
+            return value
+        items = [int(x) if x % 1 == 0 else x for x in items]
+    elif types <= {str, list, tuple}:
+        if not set(map(type, itertools.chain.from_iterable(items))) <= {str, int}:
+            return value
+    else:
+        return value
+    digest = hashlib.sha256()
+    try:
+        for start in range(0, len(items), 4096):
+            digest.update(repr(items[start : start + 4096]).encode("utf-8", "surrogatepass"))
+    except ValueError:  # an integer with more digits than Python converts
+        return value
+    kind = "list" if isinstance(value, list) else "tuple"
+    return "sha256", kind, len(value), digest.hexdigest()
 
 
 def alike(first: Any, second: Any) -> tuple[Any, Any]:

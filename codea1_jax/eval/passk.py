@@ -35,20 +35,25 @@ def avg_at_k(is_correct: Sequence[bool], k: int) -> float:
 def summarize(
     verdicts: Mapping[str, Sequence[bool | None]], ks: Sequence[int] = K_VALUES
 ) -> dict[str, float]:
-    """`pass@k` and `avg@k` over problems, for each k that every problem has samples for.
+    """`pass@k` and `avg@k` over problems, for each k up to the number of samples per problem.
 
     Args:
       verdicts: per problem, per sample: correct, wrong, or None for unknown. Unknown samples say
-        nothing about the model: they are left out, and so are problems without any known sample.
+        nothing about the model and are left out; so are problems without any known sample, and for
+        pass@k those with fewer than k.
+      ks: the number of samples itself is always added.
     """
-    known = [[v for v in of_problem if v is not None] for of_problem in verdicts.values()]
-    known = [of_problem for of_problem in known if of_problem]
-    if not known:
-        return {}
-    fewest = min(map(len, known))
+    num_samples = min(map(len, verdicts.values()), default=0)
     metrics = {}
-    for k in ks:
-        if k <= fewest:
-            metrics[f"pass@{k}"] = math.fsum(pass_at_k(len(v), sum(v), k) for v in known)
-            metrics[f"avg@{k}"] = math.fsum(avg_at_k(v, k) for v in known)
-    return {name: total / len(known) for name, total in metrics.items()}
+    for k in sorted({*ks, num_samples}):
+        if not 1 <= k <= num_samples:
+            continue
+        known = [[v for v in of_problem if v is not None] for of_problem in verdicts.values()]
+        first = [[v for v in of_problem[:k] if v is not None] for of_problem in verdicts.values()]
+        passes = [pass_at_k(len(v), sum(v), k) for v in known if len(v) >= k]
+        averages = [avg_at_k(v, len(v)) for v in first if v]
+        if passes:
+            metrics[f"pass@{k}"] = math.fsum(passes) / len(passes)
+        if averages:
+            metrics[f"avg@{k}"] = math.fsum(averages) / len(averages)
+    return metrics
