@@ -58,7 +58,7 @@ def verdicts(problem, m=0, group=0, index=0):
     return [judgements[t.key].verdict.value for t in problem.suites[group][index].attacking]
 
 
-def test_codes_and_suites(sandbox_client):
+def test_codes_and_suites(client):
     codes = [
         block(GOOD),
         block(IDENTITY),
@@ -66,7 +66,7 @@ def test_codes_and_suites(sandbox_client):
         block("def g(x): pass"),
         block("import nothing_here"),
     ]
-    (problem,) = judge(sandbox_client, JudgeRequest(SORT, codes, [[FIVE, ""]] * 5))
+    (problem,) = judge(client, JudgeRequest(SORT, codes, [[FIVE, ""]] * 5))
     assert [code.is_valid for code in problem.codes] == [True, True, False, False, False]
     assert verdicts(problem, 0) == ["pass"] * 5
     assert verdicts(problem, 1, group=1) == ["fail", "pass", "pass", "fail", "pass"]
@@ -78,7 +78,7 @@ def test_codes_and_suites(sandbox_client):
     assert "nothing_here" in problem.codes[4].reason
 
 
-def test_statement_statuses(sandbox_client):
+def test_statement_statuses(client):
     text = suite(
         "f([1]) == [1]", "f([1]) == [1]", "f([2, 1]) == [2, 1]", "f(5) == 5", "f([1]) > [0]",
         "len([1]) == 1", "f(xs=[1]) == [1]", "f(x) == [1]", "f([2]) == [2]",
@@ -88,39 +88,39 @@ def test_statement_statuses(sandbox_client):
         "valid", "duplicate", "wrong_answer", "invalid", "invalid", "invalid", "duplicate",
         "invalid", "valid",
     ]  # fmt: skip
-    (problem,) = judge(sandbox_client, request, config=paper(tests_per_suite=9))
+    (problem,) = judge(client, request, config=paper(tests_per_suite=9))
     assert statuses(problem) == expected
     assert verdicts(problem) == ["pass"] * 3
     assert all(s.reason for s in problem.suites[0][0].statements if s.status.value != "valid")
-    (problem,) = judge(sandbox_client, request)  # K = 5: the rest is counted, not executed
+    (problem,) = judge(client, request)  # K = 5: the rest is counted, not executed
     assert statuses(problem) == expected[:5] + ["not_executed"] * 4
-    (problem,) = judge(sandbox_client, request, config=official())
+    (problem,) = judge(client, request, config=official())
     assert statuses(problem) == expected
     assert [s.is_dropped for s in problem.suites[0][0].statements].count(True) == 1
 
 
-def test_wrong_answers_attack_unless_told_otherwise(sandbox_client):
+def test_wrong_answers_attack_unless_told_otherwise(client):
     """The reference's answer replaces the predicted one."""
     request = JudgeRequest(SORT, [block(IDENTITY)], [[suite("f([2, 1]) == [2, 1]")]])
-    (problem,) = judge(sandbox_client, request)
+    (problem,) = judge(client, request)
     assert (statuses(problem), verdicts(problem)) == (["wrong_answer"], ["fail"])
-    (problem,) = judge(sandbox_client, request, config=paper(keep_wrong_answer=False))
+    (problem,) = judge(client, request, config=paper(keep_wrong_answer=False))
     assert (statuses(problem), verdicts(problem)) == (["wrong_answer"], [])
 
 
-def test_calls_without_predicted_answers(sandbox_client):
+def test_calls_without_predicted_answers(client):
     request = JudgeRequest(SORT, [block(IDENTITY)], [[block("f([2, 1])\nf([1])\nf(3)")]])
-    (problem,) = judge(sandbox_client, request, config=paper(predicted_answer=False))
+    (problem,) = judge(client, request, config=paper(predicted_answer=False))
     assert statuses(problem) == ["valid", "valid", "invalid"]
     assert verdicts(problem) == ["fail", "pass"]
 
 
-def test_history_goes_first_and_shares_runs_with_equal_tests(sandbox_client):
+def test_history_goes_first_and_shares_runs_with_equal_tests(client):
     remembered = (
         StoredTest(make_test("f", ([9, 8],)), [8, 9]),
         StoredTest(make_test("f", ([2, 1],)), [1, 2]),
     )
-    runs = Recorder(sandbox_client)
+    runs = Recorder(client)
     request = JudgeRequest(SORT, [block(IDENTITY)], [[FIVE, FIVE]], remembered)
     (problem,) = judge(runs, request)
     (run,) = [run for run in runs.runs if run.program == IDENTITY]
@@ -132,33 +132,33 @@ def test_history_goes_first_and_shares_runs_with_equal_tests(sandbox_client):
     assert problem_rewards(problem, paper()).pass_hist.tolist() == [0.0]
 
 
-def test_suites_against_all_codes(sandbox_client):
+def test_suites_against_all_codes(client):
     request = JudgeRequest(SORT, [block(GOOD), block(IDENTITY)], [[FIVE, FIVE]], targets=[(0, 1)])
-    (problem,) = judge(sandbox_client, request)
+    (problem,) = judge(client, request)
     assert problem_rewards(problem, paper()).tester.tolist() == [[pytest.approx(0.6)] * 2]
 
 
-def test_malformed_requests(sandbox_client):
+def test_malformed_requests(client):
     with pytest.raises(ValueError, match="groups of suites"):
-        judge(sandbox_client, JudgeRequest(SORT, [block(GOOD)], [[FIVE], [FIVE]]))
+        judge(client, JudgeRequest(SORT, [block(GOOD)], [[FIVE], [FIVE]]))
     with pytest.raises(ValueError, match="targets"):
-        judge(sandbox_client, JudgeRequest(SORT, [block(GOOD)], [[FIVE]], targets=[(1,)]))
+        judge(client, JudgeRequest(SORT, [block(GOOD)], [[FIVE]], targets=[(1,)]))
 
 
-def test_golden_tests(sandbox_client):
+def test_golden_tests(client):
     golden = ("assert f([2, 1]) == [1, 2]", "assert f([1]) == [1]", "assert len(f([])) == 0")
     problem = Problem("g", "f", "q", "d", SORT.reference, golden_tests=golden)
     tests = golden_tests(problem)
     assert [t.expected for t in tests] == [[1, 2], [1]]
     request = JudgeRequest(problem, [block(GOOD), block(IDENTITY), "x y"], history=tests)
-    (found,) = judge(sandbox_client, request)
+    (found,) = judge(client, request)
     assert problem_rewards(found, paper()).coder.tolist() == [1.0, 0.5, 0.0]
 
 
-def test_rollout_log_is_json_with_short_values(sandbox_client):
+def test_rollout_log_is_json_with_short_values(client):
     reference = Problem("big", "f", "q", "d", "def f(n):\n    return [n] * 5000")
     request = JudgeRequest(reference, [block("def f(n): return 'x' * n")], [[suite("f(7) == 0")]])
-    (problem,) = judge(sandbox_client, request)
+    (problem,) = judge(client, request)
     text = json.dumps(problem.to_json())
     assert len(text) < 2000
     assert problem.counts()["statements/wrong_answer"] == 1
@@ -174,8 +174,8 @@ HOSTILE = [
 ]  # fmt: skip
 
 
-def test_hostile_text_never_raises(sandbox_client):
-    (problem,) = judge(sandbox_client, JudgeRequest(SORT, HOSTILE, [HOSTILE] * len(HOSTILE)))
+def test_hostile_text_never_raises(client):
+    (problem,) = judge(client, JudgeRequest(SORT, HOSTILE, [HOSTILE] * len(HOSTILE)))
     problem_rewards(problem, paper())
     MistakeBook().update(problem)
     json.dumps(problem.to_json())
@@ -190,19 +190,19 @@ class TestTime:
         "    while time.process_time() < end: pass\n    return 0"
     )
 
-    def test_a_hang_fails_its_own_test_only(self, sandbox_client):
+    def test_a_hang_fails_its_own_test_only(self, client):
         code = "def f(xs, reverse=False):\n    while not xs: pass\n    return sorted(xs)"
-        (problem,) = judge(sandbox_client, JudgeRequest(SORT, [block(code)], [[FIVE, FIVE]]))
+        (problem,) = judge(client, JudgeRequest(SORT, [block(code)], [[FIVE, FIVE]]))
         assert verdicts(problem) == ["pass", "fail", "pass", "pass", "pass"]
 
-    def test_hanging_on_purpose_is_not_excused(self, sandbox_client):
+    def test_hanging_on_purpose_is_not_excused(self, client):
         """After its restarts are used up, tests that never ran prove nothing and do not pay."""
         code = "def f(xs, reverse=False):\n    while xs != [0]: pass\n    return xs"
         tests = suite(*[f"f([{n}]) == [{n}]" for n in range(7)])
         config = paper(tests_per_suite=7)
         limits = JudgeLimits(min_call_s=0.2)
         request = JudgeRequest(SORT, [block(code)], [[tests]])
-        (problem,) = judge(sandbox_client, request, config=config, limits=limits)
+        (problem,) = judge(client, request, config=config, limits=limits)
         found = verdicts(problem)
         assert found[0] == "pass"
         assert found.count("fail") >= 1
@@ -215,17 +215,17 @@ class TestTime:
         book.update(problem)
         assert len(book) == found.count("fail")
 
-    def test_timeouts_are_unknown_where_the_reference_was_slow(self, sandbox_client):
+    def test_timeouts_are_unknown_where_the_reference_was_slow(self, client):
         problem = Problem("slow", "f", "q", "d", self.SLOW)
         limits = JudgeLimits(min_call_s=0.2, max_call_s=0.4)
         hang = block("def f(n):\n    while True: pass")
         request = JudgeRequest(problem, [hang], [[suite("f(0.1) == 0", "f(0) == 0")]])
-        (found,) = judge(sandbox_client, request, limits=limits)
+        (found,) = judge(client, request, limits=limits)
         assert verdicts(found) == ["unknown", "fail"]
 
-    def test_slow_and_failing_references(self, sandbox_client):
+    def test_slow_and_failing_references(self, client):
         problem = Problem("slow", "f", "q", "d", self.SLOW)
-        oracle = Oracle(sandbox_client, limits=OracleLimits(call_cpu_s=0.3))
+        oracle = Oracle(client, limits=OracleLimits(call_cpu_s=0.3))
         tests = [make_test("f", (n,)) for n in (5, 0, 6, "a", 0.0, 7, 8, 9, 10, 0.01)]
         (answers,) = oracle.answers([(problem, tests)])
         found = [answers[t.key].status for t in tests]
@@ -254,21 +254,21 @@ class TestOracle:
             "import sys; sys.exit()",
         ],
     )
-    def test_no_stable_plain_answer(self, sandbox_client, body):
+    def test_no_stable_plain_answer(self, client, body):
         problem = Problem("q", "f", "q", "d", f"n = 0\ndef f(x):\n    {body}")
         tests = [make_test("f", (n,)) for n in range(2)]
-        (answers,) = Oracle(sandbox_client).answers([(problem, tests)])
+        (answers,) = Oracle(client).answers([(problem, tests)])
         assert [answers[t.key].status for t in tests] == ["invalid"] * 2
         assert all(answers[t.key].reason for t in tests)
 
-    def test_sets_and_nan_are_stable(self, sandbox_client):
+    def test_sets_and_nan_are_stable(self, client):
         problem = Problem("q", "f", "q", "d", "def f(x):\n    return {x, 'a', 'b'}, float('nan')")
         test = make_test("f", ("c",))
-        (answers,) = Oracle(sandbox_client).answers([(problem, [test])])
+        (answers,) = Oracle(client).answers([(problem, [test])])
         assert answers[test.key].expected[0] == {"a", "b", "c"}
 
-    def test_known_answers_are_free(self, sandbox_client):
-        runs = Recorder(sandbox_client)
+    def test_known_answers_are_free(self, client):
+        runs = Recorder(client)
         oracle = Oracle(runs)
         tests = [make_test("f", ([n],)) for n in range(3)]
         first = oracle.answers([(SORT, tests)])
@@ -280,8 +280,8 @@ class TestOracle:
         oracle.answers([(Problem("sort", "f", "", "", "def f(x): return 1"), tests)])
         assert len(runs.runs) == 4  # the same id with another reference is another question
 
-    def test_cache_is_bounded(self, sandbox_client):
-        oracle = Oracle(sandbox_client, cache_bytes=2000)
+    def test_cache_is_bounded(self, client):
+        oracle = Oracle(client, cache_bytes=2000)
         tests = [make_test("f", ([n],)) for n in range(20)]
         oracle.answers([(SORT, tests)])
         oracle.answers([(SORT, tests[-3:])])
@@ -289,8 +289,8 @@ class TestOracle:
         oracle.answers([(SORT, tests[:3])])
         assert oracle.num_misses == 23
 
-    def test_revalidation(self, sandbox_client):
-        oracle = Oracle(sandbox_client)
+    def test_revalidation(self, client):
+        oracle = Oracle(client)
         assert oracle.revalidate(SORT, StoredTest(make_test("f", ([2, 1],)), [1, 2])) is True
         assert oracle.revalidate(SORT, StoredTest(make_test("f", ([2, 1],)), [2, 1])) is False
         broken = Problem("b", "f", "", "", "import nothing_here")
@@ -328,8 +328,8 @@ class FailingSandbox:
 class TestSandboxTrouble:
     """If this breaks, a broken sandbox trains the models: its failures are paid as theirs."""
 
-    def test_candidate_runs(self, sandbox_client):
-        client = FailingSandbox(sandbox_client, [IDENTITY])
+    def test_candidate_runs(self, client):
+        client = FailingSandbox(client, [IDENTITY])
         request = JudgeRequest(SORT, [block(GOOD), block(IDENTITY)], [[FIVE]] * 2)
         (problem,) = judge(client, request)
         rewards = problem_rewards(problem, paper())
@@ -341,8 +341,8 @@ class TestSandboxTrouble:
         book.update(problem)
         assert len(book) == 0
 
-    def test_reference_runs(self, sandbox_client):
-        client = FailingSandbox(sandbox_client, [SORT.reference])
+    def test_reference_runs(self, client):
+        client = FailingSandbox(client, [SORT.reference])
         oracle = Oracle(client)
         judge_ = Judge(client, oracle, paper())
         request = JudgeRequest(SORT, [block(GOOD)], [[FIVE]])
@@ -355,8 +355,8 @@ class TestSandboxTrouble:
         client._programs = []  # the sandbox is well again: nothing of it was remembered
         assert statuses(judge_.judge_problem(request)) == ["valid"] * 5
 
-    def test_a_reference_that_does_not_load_blames_nobody(self, sandbox_client):
+    def test_a_reference_that_does_not_load_blames_nobody(self, client):
         broken = Problem("b", "f", "q", "d", "import nothing_here\ndef f(x): return x")
-        (problem,) = judge(sandbox_client, JudgeRequest(broken, [block(GOOD)], [[FIVE]]))
+        (problem,) = judge(client, JudgeRequest(broken, [block(GOOD)], [[FIVE]]))
         assert statuses(problem) == ["unknown"] * 5
         assert "nothing_here" in problem.suites[0][0].statements[0].reason

@@ -1,7 +1,7 @@
 """Known ways to earn reward without earning it. If one opens again, training will find it.
 
 Each case is a loophole or a wrong verdict of systems that run tests as source text in the
-candidate's process, stated as what must hold here. `KINDS` groups them as the classes below.
+candidate's process, stated as what must hold here.
 """
 
 import json
@@ -9,12 +9,14 @@ import json
 import pytest
 
 from codea1_jax.coevo.config import official, paper
-from codea1_jax.coevo.judging import Judge, JudgeRequest
+from codea1_jax.coevo.judging import Judge, JudgeLimits, JudgeRequest
 from codea1_jax.coevo.mistake_book import MistakeBook
-from codea1_jax.coevo.oracle import Oracle
+from codea1_jax.coevo.oracle import Oracle, OracleLimits
 from codea1_jax.coevo.rewards import problem_rewards
 from codea1_jax.data.record import Problem
 
+# Short enough for hanging programs to cost little here, long enough for all others.
+QUICK = JudgeLimits(min_call_s=0.3)
 PRESETS = pytest.mark.parametrize("config", [paper(), official()], ids=["paper", "official"])
 
 
@@ -27,16 +29,17 @@ def suite(*tests):
 
 
 @pytest.fixture
-def judged(sandbox_client):
-    """Judges codes of one question, each attacked by the same suites; returns (verdicts, rewards)."""
+def judged(client):
+    """Judges codes of one question, each attacked by the same suites: (verdicts, rewards)."""
 
-    def judge(reference, codes, suites, config=None, history=(), question_id="q"):
+    def judge(reference, codes, suites, config=None, history=(), limits=QUICK):
         config = config or paper()
-        problem = Problem(question_id, "f", "question", "description", reference)
+        problem = Problem("q", "f", "question", "description", reference)
         request = JudgeRequest(
             problem, [block(code) for code in codes], [suites] * len(codes), history
         )
-        (found,) = Judge(sandbox_client, Oracle(sandbox_client), config).judge_batch([request])
+        oracle = Oracle(client, limits=OracleLimits(call_cpu_s=0.5))
+        (found,) = Judge(client, oracle, config, limits=limits).judge_batch([request])
         return found, problem_rewards(found, config)
 
     return judge
@@ -55,55 +58,92 @@ DOUBLE = "def f(n):\n    return 2 * n"
 DOUBLE_SUITE = suite("f(1) == 2", "f(2) == 4", "f(3) == 6", "f(4) == 8", "f(5) == 10")
 
 
+# Programs that answer nothing right and try to be paid all the same.
+ATTACKS = {
+    "printed markers": """
+def f(n): return 0
+import os
+for s in range(8):
+    for i in range(20):
+        print(f'__GEN_PASS__{s}_{i}', flush=True)
+print('__CODE_VALID__0', flush=True)
+os._exit(0)
+""",
+    "printed markers and a normal end": """
+def f(n):
+    print('__PASS__', 'PASS')
+    return 0
+""",
+    "equal to everything": """
+class E:
+    def __eq__(self, o): return True
+    def __ne__(self, o): return False
+    def __hash__(self): return 0
+def f(n): return E()
+""",
+    "an int subclass equal to everything": """
+class E(int):
+    def __eq__(self, o): return True
+    __hash__ = int.__hash__
+def f(n): return E(0)
+""",
+    "reads the expected values": """
+def f(n):
+    import sys
+    g = dict(globals())
+    for v in [g.get('valid_asserts_list'), g.get('expected'), g.get('results')]:
+        if v: return v[0]
+    frame = sys._getframe()
+    while frame:
+        for k, v in list(frame.f_locals.items()) + list(frame.f_globals.items()):
+            if k in ('expected', 'answer', 'expectations'): return v
+        frame = frame.f_back
+    return None
+""",
+    "patches builtins": """
+import builtins
+builtins.all = lambda *a: True
+builtins.len = lambda *a: 0
+builtins.print = lambda *a, **k: None
+builtins.isinstance = lambda *a: True
+def f(n): return 0
+""",
+    "patches the comparison": """
+import sys
+for name in list(sys.modules):
+    m = sys.modules[name]
+    for attribute in ('equal', '_equal', 'canonical_key'):
+        if hasattr(m, attribute): setattr(m, attribute, lambda *a, **k: True)
+def f(n): return 0
+""",
+    "exits in the call": """
+import os
+def f(n): os._exit(0)
+""",
+    "raises SystemExit(0)": """
+import sys
+def f(n): sys.exit(0)
+""",
+    "writes to every descriptor": """
+import os
+def f(n):
+    for fd in range(3, 64):
+        try: os.write(fd, b'\\x01' * 64)
+        except OSError: pass
+    return 0
+""",
+}
+
+
 class TestCandidateAgainstJudge:
     """If this breaks, the coder is paid for attacking the judge."""
 
     @PRESETS
     @pytest.mark.parametrize(
         "attack",
-        {
-            "printed markers": (
-                "def f(n): return 0\nimport os\nfor s in range(8):\n    for i in range(20):\n"
-                "        print(f'__GEN_PASS__{s}_{i}', flush=True)\nprint('__CODE_VALID__0')\nos._exit(0)"
-            ),
-            "printed markers and a normal end": "def f(n):\n    print('__PASS__', 'PASS')\n    return 0",
-            "equal to everything": (
-                "class E:\n    def __eq__(self, o): return True\n    def __ne__(self, o): return False\n"
-                "    def __hash__(self): return 0\ndef f(n): return E()"
-            ),
-            "an int subclass equal to everything": (
-                "class E(int):\n    def __eq__(self, o): return True\n    __hash__ = int.__hash__\n"
-                "def f(n): return E(0)"
-            ),
-            "reads the expected values": (
-                "def f(n):\n    import gc, sys\n    g = dict(globals())\n"
-                "    for v in [g.get('valid_asserts_list'), g.get('expected'), g.get('results')]:\n"
-                "        if v: return v[0]\n"
-                "    frame = sys._getframe()\n    while frame:\n"
-                "        for k, v in list(frame.f_locals.items()) + list(frame.f_globals.items()):\n"
-                "            if k in ('expected', 'answer', 'expectations'): return v\n"
-                "        frame = frame.f_back\n    return None"
-            ),
-            "patches builtins": (
-                "import builtins\nbuiltins.all = lambda *a: True\nbuiltins.len = lambda *a: 0\n"
-                "builtins.print = lambda *a, **k: None\nbuiltins.isinstance = lambda *a: True\n"
-                "def f(n): return 0"
-            ),
-            "patches the comparison": (
-                "import sys\nfor name in list(sys.modules):\n    m = sys.modules[name]\n"
-                "    for attribute in ('equal', '_equal', 'canonical_key'):\n"
-                "        if hasattr(m, attribute): setattr(m, attribute, lambda *a, **k: True)\n"
-                "def f(n): return 0"
-            ),
-            "exits in the call": "import os\ndef f(n): os._exit(0)",
-            "raises SystemExit(0)": "import sys\ndef f(n): sys.exit(0)",
-            "writes to every descriptor": (
-                "import os\ndef f(n):\n    for fd in range(3, 64):\n        try: os.write(fd, b'\\x01' * 64)\n"
-                "        except OSError: pass\n    return 0"
-            ),
-        }.items(),
+        ATTACKS.items(),
         ids=lambda item: item[0],
-    )  # fmt: skip
+    )
     def test_no_reward(self, judged, attack, config):
         found, rewards = judged(DOUBLE, [attack[1]], [DOUBLE_SUITE], config)
         assert rewards.coder.tolist() == [0.0]
@@ -118,7 +158,10 @@ class TestCandidateAgainstJudge:
         leave = "import os\nos._exit(0)"
         uses_global = "total = 0\ndef f(n):\n    global total\n    total = 2 * n\n    return total"
         uses_sorted = "def f(n):\n    return sorted([2 * n])[0]"
-        swallow = "def f(n):\n    while True:\n        try:\n            while True: pass\n        except: pass"
+        swallow = (
+            "def f(n):\n    while True:\n        try:\n            while True: pass\n"
+            "        except: pass"
+        )
         codes = [patch, bad_import, leave, uses_global, uses_sorted, swallow]
         found, rewards = judged(DOUBLE, codes, [suite("f(3) == 6")])
         assert rewards.coder.tolist() == [0, 0, 0, 1, 1, 0]
@@ -145,7 +188,8 @@ class TestReferenceLeaks:
              "def f(n): return alias(n)"),
             ("TABLE = {n: 2 * n for n in range(9)}\ndef f(n): return TABLE[n]",
              "def f(n): return TABLE[n]"),
-            ("import math\ndef f(n): return math.floor(2 * n)", "def f(n): return math.floor(2 * n)"),
+            ("import math\ndef f(n): return math.floor(2 * n)",
+             "def f(n): return math.floor(2 * n)"),
         ],
     )  # fmt: skip
     def test_nothing_of_the_reference_is_in_reach(self, judged, reference, code, config):
@@ -154,7 +198,10 @@ class TestReferenceLeaks:
         assert rewards.coder.tolist() == [0.0]
 
     def test_names_of_the_reference_are_not_taken_from_the_candidate(self, judged):
-        reference = "def gcd(a, b):\n    return gcd(b, a % b) if b else a\ndef f(a, b):\n    return gcd(a, b)"
+        reference = (
+            "def gcd(a, b):\n    return gcd(b, a % b) if b else a\n"
+            "def f(a, b):\n    return gcd(a, b)"
+        )
         code = "from math import gcd\ndef f(a, b): return gcd(a, b)"
         _, rewards = judged(reference, [code], [suite("f(12, 18) == 6", "f(7, 3) == 1")])
         assert rewards.coder.tolist() == [1.0]
@@ -210,8 +257,8 @@ class TestWrongVerdicts:
 
     def test_imports_stay_where_the_code_has_them(self, judged):
         code = (
-            "try:\n    import no_such_module\nexcept ImportError:\n    import math\nclass A:\n    import re\n"
-            + DOUBLE
+            "try:\n    import no_such_module\nexcept ImportError:\n    import math\n"
+            "class A:\n    import re\n" + DOUBLE
         )
         _, rewards = judged(DOUBLE, [code], [DOUBLE_SUITE])
         assert rewards.coder.tolist() == [1.0]
@@ -328,8 +375,11 @@ class TestBookOfText:
         assert (statuses(found), rewards.coder.tolist()) == (["valid"], [1.0])
 
     def test_one_test_is_one_entry_whatever_its_spelling(self, judged):
-        tests = [suite("f({'a', 'b', 'c'}) == 3"), suite("f(set(['c', 'b', 'a'])) == 3"),
-                 suite("x = {'b', 'a', 'c'}\nassert f(x) == 3".removeprefix("assert "))]  # fmt: skip
+        tests = [
+            suite("f({'a', 'b', 'c'}) == 3"),
+            suite("f(set(['c', 'b', 'a'])) == 3"),
+            block("x = {'b', 'a', 'c'}\nassert f(x) == 3"),
+        ]
         found, _ = judged("def f(x):\n    return len(x)", ["def f(x): return 0"], tests)
         book = MistakeBook()
         book.update(found)
@@ -360,9 +410,10 @@ class TestTesterLoopholes:
     @PRESETS
     @pytest.mark.parametrize(
         "argument",
-        ["random()", "__import__('random').random()", "len(valid_asserts_list) + 1", "f.__code__.co_code",
-         "f.__code__.co_argcount", "globals()", "exec('f = None')", "(f := 3)", "id(f)", "[n for n in [1]][0]",
-         "open('/etc/passwd').read()", "__name__", "f(1)", "print(1)", "lambda: 0", "input()"],
+        ["random()", "__import__('random').random()", "len(valid_asserts_list) + 1", "globals()",
+         "f.__code__.co_code", "f.__code__.co_argcount", "exec('f = None')", "(f := 3)", "id(f)",
+         "[n for n in [1]][0]", "open('/etc/passwd').read()", "__name__", "f(1)", "print(1)",
+         "lambda: 0", "input()"],
     )  # fmt: skip
     def test_arguments_that_can_tell_reference_and_candidate_apart(self, judged, argument, config):
         """Arguments are data: both see the same values, or there is no test."""
@@ -424,8 +475,8 @@ class TestCoderText:
             f"```python\n{DOUBLE}\n```\nExample:\n```python\nprint(f(2))\n```",
         ],
     )
-    def test_fences(self, sandbox_client, response):
+    def test_fences(self, client, response):
         problem = Problem("q", "f", "question", "description", DOUBLE)
-        judge = Judge(sandbox_client, Oracle(sandbox_client), paper())
+        judge = Judge(client, Oracle(client), paper())
         found = judge.judge_problem(JudgeRequest(problem, [response], [[DOUBLE_SUITE]]))
         assert problem_rewards(found, paper()).coder.tolist() == [1.0]
