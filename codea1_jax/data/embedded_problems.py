@@ -77,7 +77,7 @@ def exposing_arguments(draft: Draft, rng: random.Random, least: int = 6) -> list
     Greedy cover of the faults that any candidate argument exposes, filled up to `least`.
     """
     programs = [_program("f", draft.params, body) for body in draft.bodies]
-    wrong = {m.source for program in programs for m in mutants(program)}
+    wrong = {mutant for program in programs for mutant in mutants(program)}
     wrong |= {_program("f", draft.params, body) for body in draft.slips}
     candidates = list(draft.edges) + [draft.plain(rng) for _ in range(40)]
     right = load(programs[0], "f")

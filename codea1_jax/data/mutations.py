@@ -1,10 +1,10 @@
 """Small faults put into a Python function: the usual slips of somebody who knows the language.
 
 Used to show a tester candidates that are nearly right, and to give a warm-started coder something
-to unlearn. One mutant has exactly one fault. Mutants may be equivalent to the original; whoever
+to unlearn. Programs with a fault may be equivalent to the original; whoever
 needs certainty runs both. Left out: faults that need data flow (wrong variable, lost update).
 
->>> [m.source for m in mutants("def f(x):\\n    return x >= 3")][0]
+>>> mutants("def f(x):\\n    return x >= 3")[0]
 'def f(x):\\n    return x > 3'
 """
 
@@ -43,44 +43,49 @@ _METHODS = {
 KINDS = ("boundary", "direction", "constant", "arithmetic", "logic", "branch", "call")
 
 
-@dataclasses.dataclass(frozen=True)
-class Mutant:
-    """One faulty version of a program. `kind` is one of `KINDS`."""
-
-    kind: str
-    source: str
-
-
 # An edit changes a node of a private copy of the tree in place, or returns its replacement.
 _Edit = Callable[[ast.AST], ast.AST | None]
 
 
-def mutants(source: str) -> list[Mutant]:
-    """All single-fault versions of `source`, in reading order, without repeats.
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One fault that can be put into one program. `kind` is one of `KINDS`."""
+
+    kind: str
+    _tree: ast.AST
+    _index: int  # of the node, in the order of ast.walk
+    _edit: _Edit
+
+    def program(self) -> str:
+        """Source of the program with the fault in it."""
+        fresh = copy.deepcopy(self._tree)
+        target = next(node for i, node in enumerate(ast.walk(fresh)) if i == self._index)
+        replacement = self._edit(target)
+        if replacement is not None:
+            fresh = _Replace(target, replacement).visit(fresh)
+        return ast.unparse(ast.fix_missing_locations(fresh))
+
+
+def faults(source: str) -> list[Fault]:
+    """The faults that fit `source`; the programs are made when they are asked for.
 
     Raises:
       SyntaxError: `source` does not parse.
     """
     tree = ast.parse(source)
-    seen = {ast.unparse(tree)}
-    found = []
-    for index, node in enumerate(ast.walk(tree)):
-        for kind, edit in _edits(node):
-            text = _apply(tree, index, edit)
-            if text not in seen:
-                seen.add(text)
-                found.append(Mutant(kind, text))
-    return found
+    return [
+        Fault(kind, tree, index, edit)
+        for index, node in enumerate(ast.walk(tree))
+        for kind, edit in _edits(node)
+    ]
 
 
-def _apply(tree: ast.AST, index: int, edit: _Edit) -> str:
-    """Source of a copy of `tree` in which the `index`-th node of the walk has been edited."""
-    fresh = copy.deepcopy(tree)
-    target = next(node for i, node in enumerate(ast.walk(fresh)) if i == index)
-    replacement = edit(target)
-    if replacement is not None:
-        fresh = _Replace(target, replacement).visit(fresh)
-    return ast.unparse(ast.fix_missing_locations(fresh))
+def mutants(source: str) -> list[str]:
+    """All single-fault versions of `source`, without repeats."""
+    seen = {ast.unparse(ast.parse(source)): None}
+    for fault in faults(source):
+        seen.setdefault(fault.program())
+    return list(seen)[1:]
 
 
 class _Replace(ast.NodeTransformer):
