@@ -54,6 +54,4 @@ def _wait_for_port(process: "subprocess.Popen[bytes]", port_file: str, log: str)
         time.sleep(0.02)
     with open(log) as file:
         words = file.read()[-2000:].strip()
-    raise RuntimeError(
-        f"the sandbox service did not start within {_START_TIMEOUT_S:.0f} s: {words or 'no output'}"
-    )
+    raise RuntimeError(f"the sandbox service did not start: {words or 'no word from it'}")

@@ -44,6 +44,7 @@ class SandboxServicer(pb_grpc.SandboxServicer):
         self._pool = pool
         self._max_waiting = limits.QUEUE_PER_SLOT * pool.num_slots
         self._num_open = 0
+        self._is_draining = asyncio.Event()
         self.window = max(4, 2 * pool.num_slots)
 
     async def _run(self, message: pb.RunRequest, spec: runner.RunSpec) -> pb.RunReply:
@@ -90,15 +91,28 @@ class SandboxServicer(pb_grpc.SandboxServicer):
             await asyncio.gather(*tasks)
             replies.put_nowait(None)
 
+        async def drain() -> None:
+            await self._is_draining.wait()
+            reader.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            replies.put_nowait(None)
+
         reader = asyncio.create_task(read())
-        reader.add_done_callback(lambda _: replies.put_nowait(None))
+        drainer = asyncio.create_task(drain())
+        reader.add_done_callback(
+            lambda task: None if task.cancelled() else replies.put_nowait(None)
+        )
         try:
             while (reply := await replies.get()) is not None:
                 yield reply
         finally:
-            for task in (reader, *tasks):
+            for task in (reader, drainer, *tasks):
                 task.cancel()
-            await asyncio.gather(reader, *tasks, return_exceptions=True)
+            await asyncio.gather(reader, drainer, *tasks, return_exceptions=True)
+
+    def drain(self) -> None:
+        """Streams end once what they have in hand is answered."""
+        self._is_draining.set()
 
     async def _answer(self, message: pb.RunRequest) -> pb.RunReply:
         """One reply of a stream; a bad request or a fault here must not end the others."""
@@ -159,6 +173,7 @@ async def serve(pool: Pool, address: str, *, port_file: str = "", is_child: bool
         if is_child and os.getppid() != parent:
             break
     await checks.enter_graceful_shutdown()
+    servicer.drain()
     await server.stop(0.0 if is_child and os.getppid() != parent else _DRAIN_S)
     pool.close()
 

@@ -50,6 +50,7 @@ class Evidence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EVIDENCE_UNSPECIFIED: _ClassVar[Evidence]
     VALUES: _ClassVar[Evidence]
+
 STATUS_UNSPECIFIED: Status
 OK: Status
 LOAD_ERROR: Status
@@ -97,7 +98,12 @@ class Invocation(_message.Message):
     entry_point: str
     args: bytes
     kwargs: bytes
-    def __init__(self, entry_point: _Optional[str] = ..., args: _Optional[bytes] = ..., kwargs: _Optional[bytes] = ...) -> None: ...
+    def __init__(
+        self,
+        entry_point: _Optional[str] = ...,
+        args: _Optional[bytes] = ...,
+        kwargs: _Optional[bytes] = ...,
+    ) -> None: ...
 
 class Comparator(_message.Message):
     __slots__ = ("rel_tol", "abs_tol", "bool_is_int", "list_is_tuple", "nan_equal")
@@ -111,7 +117,14 @@ class Comparator(_message.Message):
     bool_is_int: bool
     list_is_tuple: bool
     nan_equal: bool
-    def __init__(self, rel_tol: _Optional[float] = ..., abs_tol: _Optional[float] = ..., bool_is_int: _Optional[bool] = ..., list_is_tuple: _Optional[bool] = ..., nan_equal: _Optional[bool] = ...) -> None: ...
+    def __init__(
+        self,
+        rel_tol: _Optional[float] = ...,
+        abs_tol: _Optional[float] = ...,
+        bool_is_int: _Optional[bool] = ...,
+        list_is_tuple: _Optional[bool] = ...,
+        nan_equal: _Optional[bool] = ...,
+    ) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("text", "invocation", "expected", "comparator")
@@ -123,7 +136,13 @@ class Call(_message.Message):
     invocation: Invocation
     expected: bytes
     comparator: Comparator
-    def __init__(self, text: _Optional[bytes] = ..., invocation: _Optional[_Union[Invocation, _Mapping]] = ..., expected: _Optional[bytes] = ..., comparator: _Optional[_Union[Comparator, _Mapping]] = ...) -> None: ...
+    def __init__(
+        self,
+        text: _Optional[bytes] = ...,
+        invocation: _Optional[_Union[Invocation, _Mapping]] = ...,
+        expected: _Optional[bytes] = ...,
+        comparator: _Optional[_Union[Comparator, _Mapping]] = ...,
+    ) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes")
@@ -139,10 +158,28 @@ class Limits(_message.Message):
     memory_bytes: int
     output_bytes: int
     value_bytes: int
-    def __init__(self, cpu_s: _Optional[float] = ..., call_cpu_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(
+        self,
+        cpu_s: _Optional[float] = ...,
+        call_cpu_s: _Optional[float] = ...,
+        wall_s: _Optional[float] = ...,
+        memory_bytes: _Optional[int] = ...,
+        output_bytes: _Optional[int] = ...,
+        value_bytes: _Optional[int] = ...,
+    ) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = ("id", "task_id", "program", "calls", "entry_point", "profile", "limits", "seed", "no_restart")
+    __slots__ = (
+        "id",
+        "task_id",
+        "program",
+        "calls",
+        "entry_point",
+        "profile",
+        "limits",
+        "seed",
+        "no_restart",
+    )
     ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -161,7 +198,18 @@ class RunRequest(_message.Message):
     limits: Limits
     seed: int
     no_restart: bool
-    def __init__(self, id: _Optional[int] = ..., task_id: _Optional[str] = ..., program: _Optional[_Union[Source, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ..., profile: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., seed: _Optional[int] = ..., no_restart: _Optional[bool] = ...) -> None: ...
+    def __init__(
+        self,
+        id: _Optional[int] = ...,
+        task_id: _Optional[str] = ...,
+        program: _Optional[_Union[Source, _Mapping]] = ...,
+        calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ...,
+        entry_point: _Optional[str] = ...,
+        profile: _Optional[str] = ...,
+        limits: _Optional[_Union[Limits, _Mapping]] = ...,
+        seed: _Optional[int] = ...,
+        no_restart: _Optional[bool] = ...,
+    ) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("index", "status", "value", "error_type", "error_message", "cpu_us", "passed")
@@ -179,10 +227,37 @@ class Outcome(_message.Message):
     error_message: bytes
     cpu_us: int
     passed: bool
-    def __init__(self, index: _Optional[int] = ..., status: _Optional[_Union[CallStatus, str]] = ..., value: _Optional[bytes] = ..., error_type: _Optional[str] = ..., error_message: _Optional[bytes] = ..., cpu_us: _Optional[int] = ..., passed: _Optional[bool] = ...) -> None: ...
+    def __init__(
+        self,
+        index: _Optional[int] = ...,
+        status: _Optional[_Union[CallStatus, str]] = ...,
+        value: _Optional[bytes] = ...,
+        error_type: _Optional[str] = ...,
+        error_message: _Optional[bytes] = ...,
+        cpu_us: _Optional[int] = ...,
+        passed: _Optional[bool] = ...,
+    ) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = ("id", "status", "verdict", "evidence", "outcomes", "num_passed", "message", "stdout", "stdout_total", "signal", "exit_code", "cpu_us", "wall_us", "queue_us", "peak_rss_bytes", "num_restarts", "tier")
+    __slots__ = (
+        "id",
+        "status",
+        "verdict",
+        "evidence",
+        "outcomes",
+        "num_passed",
+        "message",
+        "stdout",
+        "stdout_total",
+        "signal",
+        "exit_code",
+        "cpu_us",
+        "wall_us",
+        "queue_us",
+        "peak_rss_bytes",
+        "num_restarts",
+        "tier",
+    )
     ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -217,14 +292,47 @@ class RunReply(_message.Message):
     peak_rss_bytes: int
     num_restarts: int
     tier: str
-    def __init__(self, id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., evidence: _Optional[_Union[Evidence, str]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., num_passed: _Optional[int] = ..., message: _Optional[str] = ..., stdout: _Optional[bytes] = ..., stdout_total: _Optional[int] = ..., signal: _Optional[int] = ..., exit_code: _Optional[int] = ..., cpu_us: _Optional[int] = ..., wall_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., num_restarts: _Optional[int] = ..., tier: _Optional[str] = ...) -> None: ...
+    def __init__(
+        self,
+        id: _Optional[int] = ...,
+        status: _Optional[_Union[Status, str]] = ...,
+        verdict: _Optional[_Union[Verdict, str]] = ...,
+        evidence: _Optional[_Union[Evidence, str]] = ...,
+        outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...,
+        num_passed: _Optional[int] = ...,
+        message: _Optional[str] = ...,
+        stdout: _Optional[bytes] = ...,
+        stdout_total: _Optional[int] = ...,
+        signal: _Optional[int] = ...,
+        exit_code: _Optional[int] = ...,
+        cpu_us: _Optional[int] = ...,
+        wall_us: _Optional[int] = ...,
+        queue_us: _Optional[int] = ...,
+        peak_rss_bytes: _Optional[int] = ...,
+        num_restarts: _Optional[int] = ...,
+        tier: _Optional[str] = ...,
+    ) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Info(_message.Message):
-    __slots__ = ("version", "tier", "notes", "python", "codec_version", "slots", "window", "profiles", "default_limits", "max_limits", "max_program_bytes", "max_calls", "max_request_bytes")
+    __slots__ = (
+        "version",
+        "tier",
+        "notes",
+        "python",
+        "codec_version",
+        "slots",
+        "window",
+        "profiles",
+        "default_limits",
+        "max_limits",
+        "max_program_bytes",
+        "max_calls",
+        "max_request_bytes",
+    )
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -251,4 +359,19 @@ class Info(_message.Message):
     max_program_bytes: int
     max_calls: int
     max_request_bytes: int
-    def __init__(self, version: _Optional[str] = ..., tier: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., python: _Optional[str] = ..., codec_version: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., profiles: _Optional[_Iterable[str]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_program_bytes: _Optional[int] = ..., max_calls: _Optional[int] = ..., max_request_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(
+        self,
+        version: _Optional[str] = ...,
+        tier: _Optional[str] = ...,
+        notes: _Optional[_Iterable[str]] = ...,
+        python: _Optional[str] = ...,
+        codec_version: _Optional[int] = ...,
+        slots: _Optional[int] = ...,
+        window: _Optional[int] = ...,
+        profiles: _Optional[_Iterable[str]] = ...,
+        default_limits: _Optional[_Union[Limits, _Mapping]] = ...,
+        max_limits: _Optional[_Union[Limits, _Mapping]] = ...,
+        max_program_bytes: _Optional[int] = ...,
+        max_calls: _Optional[int] = ...,
+        max_request_bytes: _Optional[int] = ...,
+    ) -> None: ...

@@ -1,5 +1,7 @@
-"""One sandbox service and one client for all tests of this folder."""
+"""One service for all tests of the sandbox, and the folder of shared cases."""
 
+import os
+import pathlib
 from collections.abc import Iterator
 
 import pytest
@@ -9,6 +11,29 @@ from codea1_jax.sandbox.local import local_service
 
 
 @pytest.fixture(scope="session")
-def sandbox_client() -> Iterator[SandboxClient]:
-    with local_service() as address, SandboxClient(address) as client:
-        yield client
+def service() -> Iterator[str]:
+    """Address of a service with two slots, at the strongest tier that this machine gives."""
+    with local_service(slots=2) as address:
+        yield address
+
+
+@pytest.fixture(scope="session")
+def sandbox_client(service: str) -> Iterator[SandboxClient]:
+    with SandboxClient(service) as connection:
+        yield connection
+
+
+@pytest.fixture
+def client(sandbox_client: SandboxClient) -> SandboxClient:
+    return sandbox_client
+
+
+@pytest.fixture(scope="session")
+def attack_cases() -> pathlib.Path:
+    """The shared file of hostile programs; CODEA1_CASES_DIR or a folder beside the checkout."""
+    root = pathlib.Path(__file__).resolve().parents[2]
+    folder = pathlib.Path(os.environ.get("CODEA1_CASES_DIR", root.parent / "shared" / "cases"))
+    path = folder / "attacks.json"
+    if not path.is_file():
+        pytest.skip(f"{path} is missing; set CODEA1_CASES_DIR to the folder with attacks.json")
+    return path

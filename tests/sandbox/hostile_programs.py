@@ -41,7 +41,8 @@ FORGERY = {
         "    for v in list(f.f_locals.values()):\n"
         "        tag = getattr(v, 'nonce', None)\n"
         "        if type(tag) is bytes:\n"
-        "            r = lambda k, i, b: os.write(v.fd, struct.pack('<8sBIQI', tag, k, i, 0, len(b)) + b)\n"
+        "            head = lambda *x: struct.pack('<8sBIQI', tag, *x)\n"
+        "            r = lambda k, i, b: os.write(v.fd, head(k, i, 0, len(b)) + b)\n"
         "            r(1, 0, b'')\n"
         "            for i in range(9): r(2, i, b'i\\x01\\x03')\n"
         "            r(7, 0, b''); r(7, 0, b''); os._exit(0)\n"
@@ -109,7 +110,10 @@ FORGERY = {
         "    return a + b\n",
         "PASS|NO_RESULT",
     ),
-    "fork and both return": ("import os\ndef add(a, b):\n    os.fork()\n    return a + b\n", "PASS"),
+    "fork and both return": (
+        "import os\ndef add(a, b):\n    os.fork()\n    return a + b\n",
+        "PASS",
+    ),
     "fork, the child claims another value": (
         "import os, time\n"
         "def add(a, b):\n"
@@ -283,8 +287,7 @@ HOST = {
     "higher priority": ("import os\ndef add(a, b):\n    os.nice(-5)\n    return a + b\n", "ERROR"),
     "chroot": ("import os\ndef add(a, b):\n    os.chroot('/tmp')\n    return a + b\n", "ERROR"),
     "library file": (
-        "import os\n"
-        "def add(a, b):\n    open(os.__file__, 'a').close()\n    return a + b\n",
+        "import os\ndef add(a, b):\n    open(os.__file__, 'a').close()\n    return a + b\n",
         "ERROR",
     ),
 }

@@ -1,0 +1,113 @@
+"""If the comparator fails, wrong answers are rewarded or right ones are not."""
+
+import datetime
+from decimal import Decimal
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sandbox_service.compare import PYTHON_EQ, Comparator, equal
+
+_NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    ("actual", "expected", "is_equal", "is_python_equal"),
+    [
+        (3, 3, True, True),
+        (3.0, 3, True, True),
+        (3.0000001, 3, True, False),
+        (3.1, 3, False, False),
+        (1, True, False, True),
+        (0.0, False, False, True),
+        (True, True, True, True),
+        (True, False, False, False),
+        ([1, 2], (1, 2), True, False),
+        ([1, [2]], (1, (2,)), True, False),
+        ([1, 2], [2, 1], False, False),
+        ([1], [1, 1], False, False),
+        ("1", 1, False, False),
+        ("a", b"a", False, False),
+        (None, 0, False, False),
+        (None, None, True, True),
+        (_NAN, _NAN, True, True),
+        ([_NAN], [_NAN], True, True),
+        (_NAN, 1.0, False, False),
+        (float("inf"), float("inf"), True, True),
+        (float("inf"), 1e308, False, False),
+        (float("inf"), -float("inf"), False, False),
+        (10**400, 10**400, True, True),
+        (10**400, 1.0, False, False),
+        (10**400, float("inf"), False, False),
+        (1e-12, 0.0, True, False),
+        ({1: "a"}, {1: "a"}, True, True),
+        ({1: "a", 2: "b"}, {2: "b", 1: "a"}, True, True),
+        ({True: "a"}, {1: "a"}, False, True),
+        ({1: 0.1 + 0.2}, {1: 0.3}, True, False),
+        ({0.1 + 0.2: 1}, {0.3: 1}, True, False),
+        ({1: 2}, {1: 3}, False, False),
+        ({1: 2}, {2: 2}, False, False),
+        ({1, 2}, {2, 1}, True, True),
+        ({1, 2}, frozenset({2, 1}), True, True),
+        ({0.1 + 0.2}, {0.3}, True, False),
+        ({1, 2}, [1, 2], False, False),
+        ({True}, {1}, False, True),
+        ({1, 2}, {1, 3}, False, False),
+        (1 + 2j, 1 + 2j, True, True),
+        (1 + 1e-9j, 1, True, False),
+        (Decimal("0.5"), 0.5, True, True),
+        (Decimal("0.5"), Fraction(1, 2), True, True),
+        (Fraction(1, 2), 0.5, True, True),
+        (Decimal("sNaN"), Decimal(1), False, False),
+        (datetime.date(2020, 1, 1), datetime.date(2020, 1, 1), True, True),
+        (datetime.date(2020, 1, 1), datetime.datetime(2020, 1, 1), False, False),
+        (object(), object(), False, False),
+    ],
+)
+def test_table(actual: Any, expected: Any, is_equal: bool, is_python_equal: bool) -> None:
+    """One row per rule; symmetric."""
+    for a, b in ((actual, expected), (expected, actual)):
+        assert equal(a, b) is is_equal
+        assert equal(a, b, PYTHON_EQ) is is_python_equal
+
+
+def test_deep_values_end() -> None:
+    """A deep answer must not exhaust the stack of the trainer."""
+    a: list[Any] = []
+    b: list[Any] = []
+    for _ in range(100_000):
+        a, b = [a], [b]
+    assert equal(a, b) is False
+
+
+def test_options() -> None:
+    """Per-suite tolerances (EvalPlus `atol`) must reach the floats."""
+    assert equal(1.05, 1.0, Comparator(rel_tol=0, abs_tol=0.1))
+    assert equal(True, 1, Comparator(bool_is_int=True))
+    assert not equal([1], (1,), Comparator(list_is_tuple=False))
+    assert not equal(_NAN, _NAN, Comparator(nan_equal=False))
+
+
+_plain = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=3)),
+    lambda x: st.one_of(
+        st.lists(x, max_size=3),
+        st.tuples(x, x),
+        st.dictionaries(st.integers(0, 3), x, max_size=3),
+        st.frozensets(st.one_of(st.integers(0, 3), st.booleans()), max_size=3),
+    ),
+    max_leaves=8,
+)
+
+
+@given(_plain, _plain)
+@settings(max_examples=300, deadline=None)
+def test_symmetric_and_python_mode_is_python(a: Any, b: Any) -> None:
+    """The judge's mode would differ from what the assert in a test means."""
+    assert equal(a, a)
+    assert equal(a, b) == equal(b, a)
+    if "nan" not in repr((a, b)):
+        assert equal(a, b, PYTHON_EQ) == (a == b)
