@@ -23,7 +23,7 @@ from jax.sharding import Mesh
 
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rollout import scheduler
-from codea1_jax.rollout.programs import Programs
+from codea1_jax.rollout.programs import shared_programs
 from codea1_jax.rollout.sampling import Method
 from codea1_jax.rollout.scheduler import Buckets, Wave
 from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
@@ -87,7 +87,7 @@ class RolloutEngine:
         self._buckets = Buckets.halved(
             config.prompt_buckets, config.rows, config.min_rows, config.prefill_rows, multiple
         )
-        self._programs = Programs(model, mesh, pad_id, config.decode_chunk)
+        self._programs = shared_programs(model, mesh, pad_id, config.decode_chunk)
         self._view: Params | None = None
         self._view_source: tuple[int, list[weakref.ref[jax.Array]]] | None = None
         self.stats = RolloutStats()  # of the latest `generate`
@@ -98,7 +98,10 @@ class RolloutEngine:
         return self._buckets
 
     def num_compilations(self) -> int:
-        """Programs compiled so far; constant after `warm_up` with the same sampling."""
+        """Programs compiled so far, by all engines of this model, mesh and chunk.
+
+        Constant after `warm_up` and a first `generate` with the same sampling.
+        """
         return self._programs.count
 
     def program_names(self) -> list[str]:

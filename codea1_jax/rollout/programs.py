@@ -15,6 +15,7 @@ never a silent recompilation. Small results come back replicated: every host can
 """
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,6 +65,12 @@ class DecodeShape:
     cache_length: int
     method: Method
     num_stops: int
+
+
+@functools.lru_cache(maxsize=8)
+def shared_programs(model: LanguageModel, mesh: Mesh, pad_id: int, chunk: int) -> "Programs":
+    """One `Programs` for all engines of the same model: two roles compile once."""
+    return Programs(model, mesh, pad_id, chunk)
 
 
 class Programs:
