@@ -4,9 +4,10 @@
 floats, equal types and `numpy.allclose(rtol=1e-7)`; a tolerance that floats have switched on (1e-6)
 stays on for the later inputs of the run. A few tasks accept more than one answer or compare sets.
 
-Differences, both on purpose: HumanEval/32 can be solved here (v0.3.1 checks the root that a
-solution returns, but then counts no result and fails every solution), and a value of a class of
-the program's own is not equal to anything.
+Differences, both on purpose: HumanEval/32 can be solved here (v0.3.1 counts no result for it and so
+fails every solution; the script form of the benchmark raises on it; and on 7 of its 795 inputs the
+canonical root is none within `atol`), and a value of a class of the program's own is not equal to
+anything.
 
 Values have come through the closed codec: nothing here runs code of the judged program.
 """
@@ -63,7 +64,7 @@ class Comparison:
     def _accepts(self, args: tuple[Any, ...], is_plain: bool, value: Any, expected: Any) -> bool:
         name = self._problem.entry_point
         if self._problem.suite == "humaneval_plus" and name == "find_zero":
-            return abs(_polynomial(args[0], value)) <= self._atol
+            return _is_root(args[0], value, expected, self._atol)
         is_exact = value == expected
         if self._problem.suite == "mbpp_plus":
             if name in SET_EQUAL_TASKS:
@@ -88,9 +89,17 @@ def _is_floats(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def _polynomial(coefficients: list[float], x: float) -> float:
-    """Constant term first (HumanEval/32)."""
-    return sum(c * math.pow(x, power) for power, c in enumerate(coefficients))
+def _is_root(coefficients: list[float], x: float, reference: float, atol: float) -> bool:
+    """HumanEval/32: whether x is a root, or as near to one as can be asked.
+
+    Some plus inputs have roots that no double hits within `atol` (terms of 1e14), and on some the
+    canonical solution itself does not converge: a residual within rounding, or no larger than the
+    canonical one, is right as well.
+    """
+    terms = [c * math.pow(x, power) for power, c in enumerate(coefficients)]
+    rounding = 1e-15 * sum(map(abs, terms))
+    others = [c * math.pow(reference, power) for power, c in enumerate(coefficients)]
+    return abs(sum(terms)) <= max(atol, rounding, abs(sum(others)))
 
 
 def _pyramid_area(base: float, height: float) -> int:

@@ -173,7 +173,7 @@ def answers_from(problem: EvalProblem, part: Part, results: Sequence[RunResult])
     values, cpu_s = [], []
     for index, (result, outcome) in enumerate(_outcomes(results)):
         if outcome.status is not CallStatus.VALUE:
-            why = outcome.message or outcome.error_type or result.message
+            why = f"{outcome.error_type}: {outcome.message}".strip(": ") or result.message
             raise ReferenceFailed(
                 f"{problem.task_id}: the canonical solution gives no value for {part} input "
                 f"{index} ({result.status.value}, {outcome.status.value}: {why})"

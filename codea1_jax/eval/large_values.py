@@ -13,7 +13,7 @@ def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
 
     Lists of numbers, of texts, and of lists or tuples of texts and integers are digested. Numbers
     that Python calls equal (1, 1.0, True) digest alike. With `keeps_floats` a list of floats alone
-    is left whole, because it is compared within a tolerance.
+    is left whole, because it is compared within a tolerance, as long as it can leave the sandbox.
     """
     if not isinstance(value, (str, list, tuple)) or len(value) <= 50_000:
         return value
@@ -25,7 +25,7 @@ def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
         return "sha256", "str", len(value), digest.hexdigest()
     items, types = list(value), set(map(type, value))
     if types <= {int, float, bool}:
-        if keeps_floats and types == {float}:
+        if keeps_floats and types == {float} and len(value) <= 500_000:
             return value
         items = [int(x) if x % 1 == 0 else x for x in items]
     elif types <= {str, list, tuple}:

@@ -101,6 +101,24 @@ def test_root_of_a_polynomial_is_checked_not_compared():
         assert not comparison.accepts((coefficients,), True, wrong, 3.0)
 
 
+def test_roots_that_no_double_hits():
+    """Two plus inputs of HumanEval/32 have terms of 1e14: 1e-4 is below their rounding."""
+    comparison = _comparison("humaneval_plus", "find_zero", 1e-4)
+    coefficients = [9450000, 9, -7, 3, 2, 6, 1, -4, -10, 6, 17, -1]
+    root = 17.3124550475086
+    assert comparison.accepts((coefficients,), True, root, root)
+    assert comparison.accepts((coefficients,), True, math.nextafter(root, 18), root)
+    assert not comparison.accepts((coefficients,), True, root + 1e-9, root)
+
+
+def test_a_root_as_good_as_the_canonical_one():
+    """Where the canonical solution does not converge, a better answer is right, a worse one not."""
+    comparison = _comparison("humaneval_plus", "find_zero", 1e-4)
+    coefficients = [9, -6, 20999, 2, 8, -4, -10, 26, 6, 5, -1, 8]
+    assert comparison.accepts((coefficients,), True, -0.0277, -0.02777033164296834)
+    assert not comparison.accepts((coefficients,), True, -0.03, -0.02777033164296834)
+
+
 LARGE = list(range(60_000))
 
 
