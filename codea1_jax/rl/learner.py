@@ -116,7 +116,10 @@ class Learner:
     # State
 
     def init_state(self, params: Params) -> TrainState:
-        """A fresh state around a float32 copy of `params`, which stay usable."""
+        """A fresh state around a float32 copy of `params`, which stay usable.
+
+        `params` are on this learner's mesh (as `hf_io.load_params` puts them) or on the host.
+        """
         with jax.set_mesh(self.mesh):
             return self._init(params)
 
