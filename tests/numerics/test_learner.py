@@ -292,6 +292,14 @@ def test_programs_are_few(learner: Learner):
     assert learner._apply._cache_size() == 1
 
 
+def test_no_full_logits(learner: Learner, params: Any, batch: TrainBatch):
+    """Logits exist for a chunk of 4 columns; [B, L, V] of them would not fit at full size."""
+    with jax.set_mesh(learner.mesh):
+        text = learner._grpo_gradients.lower(params, batch.arrays(), np.float32(1.0)).as_text()
+    assert "8x4x48xf32" in text
+    assert "8x24x48x" not in text
+
+
 def test_sft_learns_a_toy_batch():
     """An untied head and bfloat16 compute, since the other tests use neither."""
     model = LanguageModel(
