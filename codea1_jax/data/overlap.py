@@ -33,14 +33,14 @@ class Overlap:
 class OverlapError(UserError):
     """Training data overlaps the evaluation data; `overlaps` lists every case."""
 
-    def __init__(self, overlaps: Sequence[Overlap], allow_key: str):
+    def __init__(self, overlaps: Sequence[Overlap], policy_key: str):
         self.overlaps = tuple(overlaps)
         offenders = len({o.train_id for o in overlaps})
         shown = "\n  ".join(str(overlap) for overlap in overlaps[:20])
         rest = f"\n  ... and {len(overlaps) - 20} more" if len(overlaps) > 20 else ""
         super().__init__(
-            f"{offenders} training problems overlap the evaluation problems; leave them out of "
-            f"the data or set {allow_key}=True to train on them:\n  {shown}{rest}"
+            f"{offenders} training problems overlap the evaluation problems; set {policy_key} to "
+            f"'drop' to leave them out or to 'allow' to train on them:\n  {shown}{rest}"
         )
 
 
@@ -85,16 +85,16 @@ def check_overlap(
     evaluation: Iterable[Problem],
     *,
     is_allowed: bool = False,
-    allow_key: str = "DataConfig.allow_eval_overlap",
+    policy_key: str = "DataConfig.overlap",
 ) -> list[Overlap]:
     """Raises OverlapError when there is any overlap, unless it is allowed; returns what there is.
 
     Args:
-      allow_key: the configuration key that allows it, named in the error.
+      policy_key: the configuration key that says what to do, named in the error.
     """
     overlaps = find_overlaps(train, evaluation)
     if overlaps and not is_allowed:
-        raise OverlapError(overlaps, allow_key)
+        raise OverlapError(overlaps, policy_key)
     return overlaps
 
 

@@ -29,7 +29,7 @@ def test_each_sign_is_found(train, sign):
     """Each way a question leaks must be refused on its own."""
     found = find_overlaps([train], EVAL)
     assert [o.sign for o in found] == [sign]
-    with pytest.raises(OverlapError, match=r"DataConfig\.allow_eval_overlap=True") as error:
+    with pytest.raises(OverlapError, match=r"DataConfig\.overlap") as error:
         check_overlap([train], EVAL)
     assert train.question_id in str(error.value)
     assert "Mbpp/2" in str(error.value)
