@@ -176,5 +176,5 @@ def evaluate_embedded(
         "wall_s": round(time.monotonic() - start, 3),
         "pass_at_k": {"base": {k: v for k, v in summary.items() if k.startswith("pass@")}},
         "avg_at_k": {"base": {k: v for k, v in summary.items() if k.startswith("avg@")}},
-        "eval": rows,
+        "eval": {p.question_id: rows[p.question_id] for p in problems if p.question_id in rows},
     }
