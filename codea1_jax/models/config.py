@@ -56,30 +56,48 @@ class Qwen2Config:
         kind = rope.get("rope_type") or scaling.get("rope_type") or scaling.get("type") or "default"
         if kind != "default":
             raise ConfigError(f"{origin}: rope type {kind!r}; only unscaled RoPE is supported")
-        try:
-            hidden_size, num_heads = raw["hidden_size"], raw["num_attention_heads"]
-            return cls(
-                vocab_size=raw["vocab_size"],
-                hidden_size=hidden_size,
-                intermediate_size=raw["intermediate_size"],
-                num_hidden_layers=raw["num_hidden_layers"],
-                num_attention_heads=num_heads,
-                num_key_value_heads=raw["num_key_value_heads"],
-                head_dim=raw.get("head_dim") or hidden_size // num_heads,
-                rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
-                rms_norm_eps=raw["rms_norm_eps"],
-                tie_word_embeddings=raw.get("tie_word_embeddings", False),
-                max_position_embeddings=raw["max_position_embeddings"],
+        integers = (
+            "vocab_size",
+            "hidden_size",
+            "intermediate_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "num_key_value_heads",
+            "max_position_embeddings",
+        )
+        for key in (*integers, "rms_norm_eps"):
+            if key not in raw:
+                raise ConfigError(f"{origin}: key {key!r} is missing")
+            if key in integers and not (isinstance(raw[key], int) and raw[key] > 0):
+                raise ConfigError(f"{origin}: {key}={raw[key]!r} is not a positive integer")
+        width, num_heads = raw["hidden_size"], raw["num_attention_heads"]
+        if num_heads % raw["num_key_value_heads"]:
+            raise ConfigError(
+                f"{origin}: num_key_value_heads={raw['num_key_value_heads']} does not divide "
+                f"num_attention_heads={num_heads}"
             )
-        except KeyError as error:
-            raise ConfigError(f"{origin}: key {error} is missing") from error
+        if not raw.get("head_dim") and width % num_heads:
+            raise ConfigError(
+                f"{origin}: hidden_size={width} is no multiple of num_attention_heads={num_heads}"
+            )
+        return cls(
+            **{key: raw[key] for key in integers},
+            head_dim=raw.get("head_dim") or width // num_heads,
+            rope_theta=float(rope.get("rope_theta") or raw.get("rope_theta") or 10_000.0),
+            rms_norm_eps=float(raw["rms_norm_eps"]),
+            tie_word_embeddings=bool(raw.get("tie_word_embeddings", False)),
+        )
 
     @classmethod
     def from_directory(cls, directory: str | pathlib.Path) -> "Qwen2Config":
         path = pathlib.Path(directory) / "config.json"
         if not path.exists():
             raise ConfigError(f"{path} does not exist; a Hugging Face model directory has one")
-        return cls.from_hf(json.loads(path.read_text()), str(path))
+        try:
+            raw = json.loads(path.read_text())
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"{path} is not JSON: {error}") from error
+        return cls.from_hf(raw, str(path))
 
     def num_params(self) -> int:
         """Number of parameters, the tied head counted once."""

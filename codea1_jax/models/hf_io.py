@@ -256,7 +256,7 @@ def _first(names: Any) -> str:
 def _check_config(directory: pathlib.Path, config: Qwen2Config) -> None:
     try:
         found = Qwen2Config.from_directory(directory)
-    except (ConfigError, json.JSONDecodeError) as error:
+    except ConfigError as error:
         raise CheckpointError(str(error)) from error
     for field in dataclasses.fields(Qwen2Config):
         ours, theirs = getattr(config, field.name), getattr(found, field.name)
@@ -340,6 +340,7 @@ def save_params(
         if is_writer:
             # transformers refuses files without this format tag.
             safetensors.numpy.save_file(shard, files[-1], metadata={"format": "pt"})
+            files[-1].chmod(0o644)  # safetensors' writer gives the owner alone access
         shard.clear()
 
     for name, value in _host_tensors(params, model, np.dtype(dtype)):

@@ -49,4 +49,8 @@ class ChatTokenizer:
         return text
 
     def save(self, directory: str | pathlib.Path) -> None:
+        """Writes the tokenizer, and the stop tokens where `generate` looks for them."""
         self._tokenizer.save_pretrained(str(directory))
+        generation = {"eos_token_id": list(self.stop_token_ids), "pad_token_id": self.pad_id}
+        path = pathlib.Path(directory) / "generation_config.json"
+        path.write_text(json.dumps(generation) + "\n")

@@ -67,19 +67,26 @@ def full_logits(model: LanguageModel, params: Any, tokens: Any, *where: Any) -> 
     return model.logits(params, model.hidden(params, tokens, *where))
 
 
+# Run op by op, a model spends seconds in compiling single operations: jit everything.
+logits_of = jax.jit(full_logits, static_argnums=0)
+hidden_of = jax.jit(LanguageModel.hidden, static_argnums=0)
+prefill_of = jax.jit(LanguageModel.prefill, static_argnums=(0, 4))
+decode_of = jax.jit(LanguageModel.decode, static_argnums=0)
+
+
 class TestAgainstTorch:
     @pytest.mark.parametrize("name", SIZES)
     def test_logits(self, name: str):
         model, params, expected = loaded(name)
         where = padded_inputs(expected["lengths"], expected["tokens"].shape[1])
-        ours = jax.jit(full_logits, static_argnums=0)(model, params, expected["tokens"], *where)
+        ours = logits_of(model, params, expected["tokens"], *where)
         is_real = where[1] > 0
         assert np.abs(expected["logits"][is_real]).max() > 3  # not a comparison of near-zeros
         np.testing.assert_allclose(
             np.asarray(ours)[is_real], expected["logits"][is_real], atol=1e-4, rtol=0
         )
 
-    @pytest.mark.parametrize("name", SIZES)
+    @pytest.mark.parametrize("name", ["qwen2_5_0_5b", "qwen2_5_7b"])
     def test_gradients_of_biases_and_norms(self, name: str):
         model, params, expected = loaded(name)
         tokens = expected["tokens"]
@@ -119,15 +126,17 @@ class TestAgainstTorch:
         lengths = jnp.asarray(expected["lengths"])
         num_new = expected["greedy"].shape[1]
         num_slots = expected["tokens"].shape[1] + num_new
-        hidden, cache = jax.jit(model.prefill, static_argnums=3)(
-            params, expected["tokens"], lengths, num_slots
-        )
-        step = jax.jit(model.decode, donate_argnums=3)
+        hidden, cache = prefill_of(model, params, expected["tokens"], lengths, num_slots)
+
+        @functools.partial(jax.jit, donate_argnums=2)
+        def step(hidden: Any, positions: Any, cache: Any) -> Any:
+            token = jnp.argmax(model.logits(params, hidden), -1).astype(jnp.int32)
+            return token, model.decode(params, token, positions, cache)
+
         got = []
         for i in range(num_new):
-            token = jnp.argmax(model.logits(params, hidden), -1).astype(jnp.int32)
+            token, (hidden, cache) = step(hidden, lengths + i, cache)
             got.append(np.asarray(token))
-            hidden, cache = step(params, token, lengths + i, cache)
         np.testing.assert_array_equal(np.stack(got, 1), expected["greedy"])
 
 
@@ -137,7 +146,7 @@ def test_logits_equal_the_numpy_forward(name: str):
     config, tensors = numpy_qwen2.load(FIXTURES / name)
     tokens = expected["tokens"][:1]
     positions = 200 + np.arange(tokens.shape[1], dtype=np.int32)[None]
-    ours = full_logits(model, params, tokens, positions, np.ones_like(tokens))
+    ours = logits_of(model, params, tokens, positions, np.ones_like(tokens))
     reference = numpy_qwen2.forward(config, tensors, tokens[0], first_position=200)
     np.testing.assert_allclose(ours[0], reference, atol=1e-4, rtol=0)
 
@@ -148,8 +157,8 @@ class TestPaddingAndSegments:
         tokens, lengths = np.asarray(random_tokens((3, 12))), np.array([12, 7, 1])
         wide = np.concatenate([tokens, np.full((3, 9), 63, np.int32)], axis=1)
         wide[1, 7:], wide[2, 1:] = 5, 9
-        narrow = model.hidden(params, tokens, *padded_inputs(lengths, 12))
-        other = model.hidden(params, wide, *padded_inputs(lengths, 21))
+        narrow = hidden_of(model, params, tokens, *padded_inputs(lengths, 12))
+        other = hidden_of(model, params, wide, *padded_inputs(lengths, 21))
         for row, length in enumerate(lengths):
             np.testing.assert_allclose(narrow[row, :length], other[row, :length], atol=1e-5, rtol=0)
 
@@ -158,10 +167,10 @@ class TestPaddingAndSegments:
         tokens = random_tokens((1, 11))
         positions = jnp.asarray([[0, 1, 2, 3, 0, 1, 2, 3, 4, 5, 0]], jnp.int32)
         segments = jnp.asarray([[1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 0]], jnp.int32)
-        packed = model.hidden(params, tokens, positions, segments)
+        packed = hidden_of(model, params, tokens, positions, segments)
         for start, stop in ((0, 4), (4, 10)):
             piece = tokens[:, start:stop]
-            alone = model.hidden(params, piece, positions[:, start:stop], jnp.ones_like(piece))
+            alone = hidden_of(model, params, piece, positions[:, start:stop], jnp.ones_like(piece))
             np.testing.assert_allclose(packed[:, start:stop], alone, atol=1e-5, rtol=0)
 
     def test_fully_padded_row_is_finite_in_value_and_gradient(self):
@@ -171,12 +180,12 @@ class TestPaddingAndSegments:
         def loss(params: Any) -> jax.Array:
             return jnp.sum(model.hidden(params, tokens, *where)[0])
 
-        assert np.isfinite(model.hidden(params, tokens, *where)).all()
-        grads = jax.grad(loss)(params)
+        assert np.isfinite(hidden_of(model, params, tokens, *where)).all()
+        grads = jax.jit(jax.grad(loss))(params)
         assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
-        hidden, cache = model.prefill(params, tokens, jnp.asarray([6, 0], jnp.int32), 8)
+        hidden, cache = prefill_of(model, params, tokens, jnp.asarray([6, 0], jnp.int32), 8)
         assert np.isfinite(hidden).all()
-        hidden, _ = model.decode(params, tokens[:, 0], jnp.asarray([6, 0], jnp.int32), cache)
+        hidden, _ = decode_of(model, params, tokens[:, 0], jnp.asarray([6, 0], jnp.int32), cache)
         assert np.isfinite(hidden).all()
 
     def test_chunked_queries_equal_unchunked(self, monkeypatch: pytest.MonkeyPatch):
@@ -186,9 +195,10 @@ class TestPaddingAndSegments:
         def run(params: Any) -> jax.Array:
             return jnp.sum(jnp.square(model.hidden(params, tokens, *where)[1, :13]))
 
-        whole = jax.value_and_grad(run)(params)
+        whole = jax.jit(jax.value_and_grad(run))(params)
         monkeypatch.setattr(attention, "QUERY_CHUNK", 8)
-        chunked = jax.value_and_grad(run)(params)
+        jax.clear_caches()  # the constant is not part of any cache key
+        chunked = jax.jit(jax.value_and_grad(run))(params)
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), whole, chunked
         )
@@ -201,9 +211,9 @@ class TestCache:
         """Rows of different lengths, garbage in the padding, decoded side by side."""
         model, params = LanguageModel(CONFIG, unroll_decode=unrolls), random_params()
         tokens, lengths = random_tokens((3, 14)), np.array([9, 4, 1], np.int32)
-        full = model.hidden(params, tokens, *padded_inputs(np.array([14, 14, 14]), 14))
+        full = hidden_of(model, params, tokens, *padded_inputs(np.array([14, 14, 14]), 14))
         used = jax.jit(model.decode_view)(params) if uses_view else params
-        hidden, cache = jax.jit(model.prefill, static_argnums=3)(used, tokens[:, :9], lengths, 16)
+        hidden, cache = prefill_of(model, used, tokens[:, :9], lengths, 16)
         assert cache.k.shape == cache.v.shape == (3, 3, 16, 2, 8)
         assert cache.num_slots == 16
         step = jax.jit(model.decode, donate_argnums=3)
@@ -219,15 +229,15 @@ class TestCache:
     def test_position_beyond_the_cache_writes_nothing(self):
         model, params = LanguageModel(CONFIG), random_params()
         tokens = random_tokens((2, 4))
-        _, cache = model.prefill(params, tokens, jnp.asarray([4, 4], jnp.int32), 4)
-        _, after = model.decode(params, tokens[:, 0], jnp.asarray([4, 4], jnp.int32), cache)
+        _, cache = prefill_of(model, params, tokens, jnp.asarray([4, 4], jnp.int32), 4)
+        _, after = decode_of(model, params, tokens[:, 0], jnp.asarray([4, 4], jnp.int32), cache)
         np.testing.assert_array_equal(after.k, cache.k)
         np.testing.assert_array_equal(after.v, cache.v)
 
     def test_cache_shorter_than_the_prompt_is_refused(self):
         model, params = LanguageModel(CONFIG), random_params()
         with pytest.raises(ValueError, match="cache_length=3 is below the prompt length 4"):
-            model.prefill(params, random_tokens((1, 4)), jnp.ones((1,), jnp.int32), 3)
+            prefill_of(model, params, random_tokens((1, 4)), jnp.ones((1,), jnp.int32), 3)
 
 
 class TestDtypesAndRemat:
@@ -235,7 +245,7 @@ class TestDtypesAndRemat:
         model, params, expected = loaded("qwen2_5_0_5b")
         low = dataclasses.replace(model, compute_dtype=jnp.bfloat16)
         where = padded_inputs(expected["lengths"], expected["tokens"].shape[1])
-        hidden = low.hidden(params, expected["tokens"], *where)
+        hidden = hidden_of(low, params, expected["tokens"], *where)
         assert hidden.dtype == jnp.bfloat16
         logits = low.logits(params, hidden)
         assert logits.dtype == jnp.float32
@@ -243,15 +253,15 @@ class TestDtypesAndRemat:
         error = np.abs(np.asarray(logits) - expected["logits"])[is_real]
         spread = expected["logits"][is_real].std()
         assert 0 < error.mean() < 0.05 * spread
-        _, cache = low.prefill(params, expected["tokens"], expected["lengths"], 41)
+        _, cache = prefill_of(low, params, expected["tokens"], expected["lengths"], 41)
         assert cache.k.dtype == cache.v.dtype == jnp.bfloat16
 
     def test_rotation_is_exact_at_positions_bfloat16_cannot_hold(self):
         """Attention depends on distances only: shifting all positions by 1000 changes nothing."""
         model = LanguageModel(CONFIG, compute_dtype=jnp.bfloat16)
         tokens, (positions, segments) = random_tokens((1, 8)), padded_inputs(np.array([8]), 8)
-        near = model.hidden(random_params(), tokens, positions, segments)
-        far = model.hidden(random_params(), tokens, positions + 1001, segments)
+        near = hidden_of(model, random_params(), tokens, positions, segments)
+        far = hidden_of(model, random_params(), tokens, positions + 1001, segments)
         difference = np.abs(near.astype(jnp.float32) - far.astype(jnp.float32))
         assert difference.mean() < 0.02
 
@@ -261,9 +271,8 @@ class TestDtypesAndRemat:
         where = padded_inputs(np.array([6, 4]), 6)
 
         def gradient(model: LanguageModel) -> Any:
-            return jax.jit(
-                jax.grad(lambda p: jnp.sum(jnp.square(model.hidden(p, tokens, *where))))
-            )(params)
+            loss = lambda p: jnp.sum(jnp.square(model.hidden(p, tokens, *where)))  # noqa: E731
+            return jax.jit(jax.grad(loss))(params)
 
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-5),
@@ -297,7 +306,7 @@ def test_init_is_what_it_says():
 class TestSharded:
     """tensor=2 splits key/value heads, 4 replicates and repeats them."""
 
-    @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 8, 1), (1, 2, 4), (8, 1, 1)], ids=str)
+    @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)], ids=str)
     def test_values_and_gradients_equal_one_device(self, sizes: tuple[int, int, int]):
         model, params = LanguageModel(CONFIG), random_params()
         tokens, where = random_tokens((8, 10)), padded_inputs(np.arange(3, 11), 10)
@@ -319,8 +328,7 @@ class TestSharded:
             lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), got, expected
         )
 
-    @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)], ids=str)
-    @pytest.mark.parametrize("unrolls", [False, True], ids=["scanned", "unrolled"])
+    @pytest.mark.parametrize(("sizes", "unrolls"), [((2, 2, 2), False), ((1, 2, 4), True)], ids=str)
     def test_prefill_and_decode_equal_one_device(self, sizes: Any, unrolls: bool):
         model, params = LanguageModel(CONFIG, unroll_decode=unrolls), random_params()
         tokens = random_tokens((8, 6))
