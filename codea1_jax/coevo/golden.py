@@ -14,7 +14,10 @@ from codea1_jax.data.record import Problem
 
 
 def golden_tests(problem: Problem) -> tuple[StoredTest, ...]:
-    """The golden tests that are `call == literal`, each call once; others are left out."""
+    """The golden tests that are `call == literal`, each call once; others are left out.
+
+    `Oracle.timed` checks them against the reference and adds the time it needs.
+    """
     parameters = positional_parameters(problem.reference, problem.entry_point)
     tests: dict[bytes, StoredTest] = {}
     for text in problem.golden_tests:

@@ -218,7 +218,7 @@ class Judge:
                 parsed = parse_test(statement, problem.entry_point, parameters)
             except InvalidTestError as error:
                 invalid = StatementStatus.INVALID
-                rows.append(_Statement(statement.text, invalid, str(error), None, is_dropped))
+                rows.append(_Statement(statement.text, invalid, str(error)[:200], None, is_dropped))
                 continue
             if parsed.test.key in seen:
                 duplicate = StatementStatus.DUPLICATE
@@ -333,7 +333,7 @@ class Judge:
                     return Judgement(Verdict.PASS)
                 return Judgement(Verdict.FAIL, "wrong value")
             case CallStatus.ERROR:
-                return Judgement(Verdict.FAIL, outcome.error_type or "error")
+                return Judgement(Verdict.FAIL, outcome.error_type[:80] or "error")
             case CallStatus.MEMORY:
                 return Judgement(Verdict.FAIL, "memory")
             case CallStatus.TIMEOUT:

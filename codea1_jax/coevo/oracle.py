@@ -122,9 +122,35 @@ class Oracle:
                 self._remember(problems[index], key, answer)
         return results
 
-    def revalidate(self, problem: Problem, stored: StoredTest) -> bool | None:
-        """Whether a remembered answer still is the reference's; None if that cannot be told."""
-        answer = self.answers([(problem, [stored.test])])[0][stored.key]
+    def check(
+        self, items: Sequence[tuple[Problem, Sequence[StoredTest]]]
+    ) -> list[dict[bytes, bool | None]]:
+        """By test key: whether a remembered answer still is the reference's; None: cannot tell."""
+        answers = self.answers([(p, [stored.test for stored in tests]) for p, tests in items])
+        return [
+            {stored.key: self._agrees(stored, found[stored.key]) for stored in tests}
+            for (_, tests), found in zip(items, answers)
+        ]
+
+    def timed(
+        self, items: Sequence[tuple[Problem, Sequence[StoredTest]]]
+    ) -> list[tuple[StoredTest, ...]]:
+        """The tests whose answer is the reference's, with the time the reference needs.
+
+        For tests that come with their answers (golden tests): without the time, a code that is as
+        slow as the reference would fail. Tests the sandbox could not check stay as they are.
+        """
+        answers = self.answers([(p, [stored.test for stored in tests]) for p, tests in items])
+        return [
+            tuple(
+                dataclasses.replace(stored, reference_cpu_s=found[stored.key].cpu_s)
+                for stored in tests
+                if self._agrees(stored, found[stored.key]) is not False
+            )
+            for (_, tests), found in zip(items, answers)
+        ]
+
+    def _agrees(self, stored: StoredTest, answer: OracleAnswer) -> bool | None:
         if answer.status == "unknown":
             return None
         return answer.status == "valid" and equal(

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
+from codea1_jax.coevo.config import CoEvolutionConfig
 from codea1_jax.coevo.syntax import parse_python
 from codea1_jax.data.record import Problem
 
@@ -258,3 +259,25 @@ def fit_tester_prompt(
         else:
             high = middle
     return FittedPrompt(fitted, fitted_length, True, False)
+
+
+def configured_tester_prompt(
+    config: CoEvolutionConfig,
+    count_tokens: Callable[[list[Message]], int],
+    problem: Problem,
+    code: str | None,
+    max_tokens: int,
+) -> FittedPrompt:
+    """The tester prompt that `config` asks for: K, style, white or black box, comments or not."""
+    shown = code if config.white_box else None
+    if shown is not None and config.strip_comments:
+        shown = strip_prose(shown)
+    return fit_tester_prompt(
+        count_tokens,
+        problem,
+        shown,
+        config.tests_per_suite,
+        max_tokens,
+        config.prompt_style,
+        config.predicted_answer,
+    )

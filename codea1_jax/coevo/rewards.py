@@ -16,6 +16,7 @@ that has one is masked, and a code without any known verdict is masked.
 """
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +89,19 @@ class ProblemRewards:
     adversarial: np.ndarray
     pass_new: np.ndarray
     pass_hist: np.ndarray
+
+    def to_json(self) -> dict[str, Any]:
+        """For the rollout log: nested lists, None where there is no number."""
+        return {field.name: _plain(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+
+def _plain(values: np.ndarray) -> list[Any]:
+    if values.dtype == bool:
+        return list(values.tolist())
+    # Six digits are plenty to read, and keep the log small.
+    rounded = np.round(values, 6).astype(object)
+    rounded[np.isnan(values)] = None
+    return list(rounded.tolist())
 
 
 def problem_rewards(verdicts: ProblemVerdicts, config: CoEvolutionConfig) -> ProblemRewards:

@@ -222,7 +222,8 @@ class StatementReader:
     def _add(self, expr: ast.expr, text: str) -> None:
         text = text.strip()[:MAX_STATEMENT_CHARS]
         try:
-            resolved = self._resolve(expr, _Spent(), 0)
+            # Most suites bind no names; there is nothing to replace then.
+            resolved = self._resolve(expr, _Spent(), 0) if self._names else expr
         except _ResolveError:
             self.statements.append(Statement(text, reason=TOO_LARGE))
             return

@@ -14,7 +14,7 @@ from codea1_jax.coevo.rewards import problem_rewards
 from codea1_jax.coevo.testcase import StoredTest, make_test
 from codea1_jax.coevo.verdicts import unknown_share
 from codea1_jax.data.record import Problem
-from codea1_jax.sandbox.verdict import CallStatus, Outcome, RunResult, RunStatus
+from codea1_jax.sandbox.verdict import CallStatus, Outcome, RunResult, RunStatus, Verdict
 
 SORT = Problem(
     "sort",
@@ -289,12 +289,25 @@ class TestOracle:
         oracle.answers([(SORT, tests[:3])])
         assert oracle.num_misses == 23
 
-    def test_revalidation(self, client):
+    def test_check(self, client):
         oracle = Oracle(client)
-        assert oracle.revalidate(SORT, StoredTest(make_test("f", ([2, 1],)), [1, 2])) is True
-        assert oracle.revalidate(SORT, StoredTest(make_test("f", ([2, 1],)), [2, 1])) is False
+        right = StoredTest(make_test("f", ([2, 1],)), [1, 2])
+        wrong = StoredTest(make_test("f", ([3, 1],)), [3, 1])
         broken = Problem("b", "f", "", "", "import nothing_here")
-        assert oracle.revalidate(broken, StoredTest(make_test("f", (1,)), 1)) is None
+        found = oracle.check([(SORT, [right, wrong]), (broken, [right])])
+        assert found == [{right.key: True, wrong.key: False}, {right.key: None}]
+        book = MistakeBook()
+        book.update_per_step("sort", [(right, [Verdict.FAIL]), (wrong, [Verdict.FAIL])])
+        assert book.remove_invalid(lambda question, test: found[0][test.key]) == 1
+        assert book.stored_tests() == {"sort": (right,)}
+
+    def test_timed(self, client):
+        """Golden tests the reference needs long for must not fail codes that are as slow."""
+        problem = Problem("slow", "f", "q", "d", TestTime.SLOW)
+        tests = [StoredTest(make_test("f", (n,)), answer) for n, answer in [(0.2, 0), (0, 1)]]
+        (timed,) = Oracle(client).timed([(problem, tests)])
+        assert [t.key for t in timed] == [tests[0].key]
+        assert 0.2 <= timed[0].reference_cpu_s < 2
 
 
 class Recorder:

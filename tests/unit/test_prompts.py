@@ -5,6 +5,7 @@ import ast
 import pytest
 
 from codea1_jax.coevo import prompts
+from codea1_jax.coevo.config import paper
 from codea1_jax.data.record import Problem
 
 PROBLEM = Problem(
@@ -145,3 +146,18 @@ class TestFit:
     def test_absurd_code(self, code):
         fitted = prompts.fit_tester_prompt(words, PROBLEM, code, 5, 3000)
         assert words(fitted.messages) <= 3000
+
+
+def test_configuration_decides_what_the_tester_sees():
+    code = "def clip(x, top=9):\n    # hello\n    return x\n"
+
+    def text(**options):
+        fitted = prompts.configured_tester_prompt(paper(**options), words, PROBLEM, code, 9000)
+        return text_of(fitted.messages)
+
+    assert text() == text_of(prompts.tester_messages(PROBLEM, code, 5))
+    assert "hello" not in text(strip_comments=True)
+    assert "Buggy" not in text(white_box=False)
+    assert "# Role" not in text(prompt_style="simple")
+    assert "answer" not in text(predicted_answer=False)
+    assert "7 assertion-based tests" in text(tests_per_suite=7)

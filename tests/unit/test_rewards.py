@@ -1,5 +1,6 @@
 """Rewards. If this breaks, both roles are trained towards something else than the method says."""
 
+import json
 import math
 
 import numpy as np
@@ -256,3 +257,13 @@ def test_shapes_and_dtype():
     uneven = ProblemVerdicts("q", problem.codes, (group, group[:1]))
     with pytest.raises(ValueError, match="differ in size"):
         problem_rewards(uneven, paper())
+
+
+def test_logged_rewards_are_json():
+    builder = Builder()
+    problem = builder.problem(builder.suite(ran(1, 2)), builder.suite([]))
+    row = json.loads(json.dumps(problem_rewards(problem, paper()).to_json()))
+    assert row["coder"] == [0.333333]
+    assert row["pass_new"] == [[0.333333, None]]
+    assert row["pass_hist"] == [None]
+    assert row["tester_mask"] == [[True, True]]
