@@ -4,14 +4,15 @@
 |---|---|
 | A-root | pid, mount, net, ipc, uts namespaces; read-only root; own uid; seccomp; rlimits |
 | A-user | the same inside a user namespace, no own uid, no capabilities |
-| B | no namespaces: seccomp without new processes, own uid where root, rlimits |
-| D | as B, but what this machine lacks of seccomp is missing: development |
+| B | no namespaces: seccomp without new processes, Landlock, own uid where root, rlimits |
+| D | as B without what this machine lacks of seccomp and Landlock: development |
 
 A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. All of
 this runs in the slot's own process, before any program does.
 """
 
 import contextlib
+import fcntl
 import os
 import resource
 import signal
@@ -44,6 +45,7 @@ class Cage:
         self.has_own_uid = False
         self.notes: list[str] = []
         self._child_filter = b""
+        self._rules = -1
 
     def unshare(self) -> None:
         """First half, in the parent of the slot: what must exist before the slot is forked."""
@@ -51,6 +53,7 @@ class Cage:
             os.unshare(linux.CLONE_NEWPID)
         elif self.tier == "A-user":
             uid, gid = os.getuid(), os.getgid()
+            linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else the files below belong to root
             os.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
             for name, text in (
                 ("setgroups", "deny"),
@@ -82,8 +85,14 @@ class Cage:
         for name, value in limits.items():
             _limit(getattr(resource, f"RLIMIT_{name}"), value)
         self._attach_filter()
+        if not self.has_namespaces:
+            self._make_rules()
 
     def _enter_private_root(self) -> None:
+        if sys.base_prefix.startswith("/tmp/"):
+            raise OSError(
+                22, f"the interpreter is under /tmp ({sys.base_prefix}); programs get a /tmp"
+            )
         linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
         # Any folder of the host will do: the mount is seen in this namespace only.
         new_root = next(p for p in ("/sys", "/mnt", "/tmp") if os.path.isdir(p))
@@ -145,8 +154,24 @@ class Cage:
                 raise
             self.notes.append(str(error))
 
+    def _make_rules(self) -> None:
+        """Files that a program may see where it shares the host's: the interpreter, its scratch."""
+        readable = [*_host_folders(), "/dev/urandom", "/dev/random", "/dev/zero", "/proc/self"]
+        readable += [p for p in ("/etc/ld.so.cache", "/etc/localtime") if os.path.exists(p)]
+        try:
+            rules = linux.landlock_rules(["/proc"], readable, [self.scratch, "/dev/null"])
+            # Above the numbers that a child fills before it needs the rules.
+            self._rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 32)
+            os.close(rules)
+        except OSError as error:
+            if self.tier == "B" and not self.has_own_uid:
+                raise  # programs could change every file of the user who runs the service
+            self.notes.append(str(error))
+
     def become_child(self) -> None:
         """In the child: own uid, no capabilities, the scratch folder as working directory."""
+        if self._rules >= 0:
+            linux.landlock_restrict(self._rules)
         if self.has_own_uid:
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
@@ -154,6 +179,8 @@ class Cage:
             linux.drop_capabilities()
         if self._child_filter:
             linux.set_seccomp_filter(self._child_filter)
+        if not self.has_namespaces:
+            linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
         os.chdir("/tmp" if self.has_namespaces else self.scratch)
 
     def clean(self) -> None:

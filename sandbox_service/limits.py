@@ -29,6 +29,8 @@ MAX_LIMITS = RunLimits(
     value_bytes=8 * MIB,
 )
 
+MIN_MEMORY_BYTES = 64 * MIB  # below this the interpreter itself does not start
+
 # rlimits every child of a slot has, by their names in `resource`; capped at the hard limit.
 SLOT_RLIMITS = {
     "CORE": 0,

@@ -89,6 +89,8 @@ class Zygote:
             "MALLOC_ARENA_MAX": "2",  # threads reserve 64 MiB of address space per arena
             "OPENBLAS_NUM_THREADS": "1",
         }
+        if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without it
+            environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
         python = getattr(sys, "_base_executable", None) or sys.executable
         arguments = [python, "-s", "-P", "-S", "-B", "-X", "utf8", script, self.profile]
         actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 3)]

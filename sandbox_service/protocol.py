@@ -25,7 +25,7 @@ REASON_NONE, REASON_CPU, REASON_WALL, REASON_MEMORY, REASON_STOPPED = 0, 1, 2, 3
 # Records of a child.
 NONCE_BYTES = 8
 RECORD = struct.Struct("<8sBIQI")  # nonce, kind, index, cpu_us, body bytes
-LOADED, VALUE, ERROR, OPAQUE, OVERSIZED, LOAD_ERROR, FINISHED = range(1, 8)
+LOADED, VALUE, ERROR, OPAQUE, OVERSIZED, LOAD_ERROR, FINISHED, STARTED = range(1, 9)
 
 # Kinds of a call in a payload.
 CALL_TEXT, CALL_INVOCATION = 0, 1
@@ -43,6 +43,7 @@ class Record(NamedTuple):
 class Claims(NamedTuple):
     """All that a child said, in order, as far as it kept to the protocol."""
 
+    is_started: bool
     is_loaded: bool
     load_error: bytes | None
     outcomes: list[Record]
@@ -53,11 +54,13 @@ class Claims(NamedTuple):
 def parse_records(data: bytes, nonce: bytes, first_index: int, num_calls: int) -> Claims:
     """Reads what a child wrote; any bytes are allowed and a violation ends the reading.
 
-    Outcomes must carry the indices first_index, first_index + 1, ... in order. A record that is cut
-    off at the end is no violation: the child may have been killed while it wrote.
+    STARTED comes before any code of the candidate, which cannot take it back: where it is missing
+    the sandbox itself failed. Outcomes must carry the indices first_index, first_index + 1, ... in
+    order. A record that is cut off at the end is no violation: the child may have been killed while
+    it wrote.
     """
     outcomes: list[Record] = []
-    is_loaded = is_finished = False
+    is_started = is_loaded = is_finished = False
     load_error: bytes | None = None
     violation = ""
     at = 0
@@ -67,6 +70,8 @@ def parse_records(data: bytes, nonce: bytes, first_index: int, num_calls: int) -
             violation = "a record without the tag of this run"
         elif is_finished:
             violation = "a record after the end"
+        elif kind == STARTED and not is_started and at == 0 and length == 0:
+            is_started = True
         elif kind == LOADED and not is_loaded and load_error is None and length == 0:
             is_loaded = True
         elif kind == LOAD_ERROR and not is_loaded and load_error is None:
@@ -84,7 +89,7 @@ def parse_records(data: bytes, nonce: bytes, first_index: int, num_calls: int) -
         if violation:
             break
         at += RECORD.size + length
-    return Claims(is_loaded, load_error, outcomes, is_finished, violation)
+    return Claims(is_started, is_loaded, load_error, outcomes, is_finished, violation)
 
 
 def pack_error(type_name: str, message: str) -> bytes:

@@ -128,6 +128,10 @@ def _parse_limits(wire: pb.Limits) -> limits.RunLimits:
                 f"limits.{name} = {value} is outside 0 to {getattr(most, name)} (0: the default)"
             )
         values[name] = value or getattr(default, name)
+    if values["memory_bytes"] < limits.MIN_MEMORY_BYTES:
+        raise InvalidRequest(
+            f"limits.memory_bytes = {wire.memory_bytes} is below {limits.MIN_MEMORY_BYTES}"
+        )
     if not wire.call_cpu_s:
         values["call_cpu_s"] = min(default.call_cpu_s, values["cpu_s"])
     if not wire.wall_s:

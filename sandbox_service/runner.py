@@ -146,6 +146,9 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
         nonce = os.urandom(protocol.NONCE_BYTES)
         try:
             end = await pool.run(_attempt(spec, first, nonce))
+            claims = protocol.parse_records(end.result, nonce, first, len(spec.calls))
+            if not claims.is_started and not end.reason:
+                raise SlotDied(f"the process did not start (wait status {end.wait_status})")
         except SlotDied as error:
             pool.counts["internal"] += 1
             log.warning("an attempt failed inside the sandbox: %s", error)
@@ -154,7 +157,6 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
                 break
             has_retried = True
             continue
-        claims = protocol.parse_records(end.result, nonce, first, len(spec.calls))
         status = _classify(end, claims, spec)
         _account(done, end, claims, status)
         is_last = len(done.outcomes) >= len(spec.calls)

@@ -1,6 +1,7 @@
 """The system-call filter of a slot: a denylist as raw BPF, needing no libseccomp.
 
-Denied calls fail with EPERM at once, so a program that opens a socket gets an exception and not a
+memfd_create is on the list because its files are memory that no limit of a process counts. Denied
+calls fail with EPERM at once, so a program that opens a socket gets an exception and not a
 time-out. clone3 and io_uring say ENOSYS, which makes libraries fall back to what the filter can
 see. mount and umount2 stay open: the slot itself needs them, and its children lack the capability.
 """
@@ -40,7 +41,7 @@ _X86_64 = {
     "finit_module": 313, "delete_module": 176, "open_by_handle_at": 304,
     "name_to_handle_at": 303, "quotactl": 179, "swapon": 167, "swapoff": 168, "sethostname": 170,
     "setdomainname": 171, "acct": 163, "syslog": 103, "kcmp": 312, "fanotify_init": 300,
-    "iopl": 172, "ioperm": 173, "vhangup": 153,
+    "memfd_create": 319, "iopl": 172, "ioperm": 173, "vhangup": 153,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
@@ -51,7 +52,7 @@ _AARCH64 = {
     "kexec_load": 104, "kexec_file_load": 294, "init_module": 105, "finit_module": 273,
     "delete_module": 106, "open_by_handle_at": 265, "name_to_handle_at": 264, "quotactl": 60,
     "swapon": 224, "swapoff": 225, "sethostname": 161, "setdomainname": 162, "acct": 89,
-    "syslog": 116, "kcmp": 272, "fanotify_init": 262, "vhangup": 58,
+    "syslog": 116, "memfd_create": 279, "kcmp": 272, "fanotify_init": 262, "vhangup": 58,
 }  # fmt: skip
 _CLONE_THREAD = 0x10000
 # audit architecture, clone(2), denied calls, calls that make a process

@@ -89,11 +89,11 @@ def _become_child(
         os.dup2(null, 2)
         os.dup2(result_fd, 3)
         os.dup2(payload_fd, 4)
-        os.closerange(5, 256)
         _set_limit(resource.RLIMIT_AS, memory_bytes)
         # A backstop with a resolution of one second; the slot itself is more exact.
         _set_limit(resource.RLIMIT_CPU, int(cpu_s) + 2)
         place.become_child()
+        os.closerange(5, 256)
         payload = bytearray()
         while len(payload) < payload_bytes:
             part = os.pread(4, payload_bytes - len(payload), len(payload))
@@ -132,8 +132,13 @@ def _watch(
         events = dict(poller.poll(max(_MIN_TICK_S, wait_s) * 1000))
         if pidfd in events:
             return protocol.REASON_NONE
-        if events and _is_stop(control, run_id):
-            return protocol.REASON_STOPPED
+        if events:
+            message = control.recv(4096)
+            if not message:
+                place.clean()
+                os._exit(0)
+            if message[0] == protocol.MSG_STOP and protocol.STOP.unpack(message)[1] == run_id:
+                return protocol.REASON_STOPPED
         elapsed = time.monotonic() - start
         used_s = 0.0
         with contextlib.suppress(OSError):
@@ -152,13 +157,6 @@ def _watch(
         if elapsed >= deadline:
             return protocol.REASON_WALL
         wait_s = min(_TICK_S, cpu_s - used_s, deadline - elapsed)
-
-
-def _is_stop(control: socket.socket, run_id: int) -> bool:
-    message = control.recv(4096)
-    if not message:
-        os._exit(0)
-    return message[0] == protocol.MSG_STOP and protocol.STOP.unpack(message)[1] == run_id
 
 
 def _waited_s(pid: int) -> float:

@@ -79,7 +79,7 @@ def main() -> None:
     warm_up()
     sys.path.remove(_PACKAGE_PARENT)
     sys.argv[:] = [""]
-    for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX"):
+    for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX", "LD_LIBRARY_PATH"):
         os.environ.pop(name, None)
     sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
     sys.stdout = child.new_stdout()
