@@ -39,13 +39,13 @@ def export_role(
         raise UserError(f"--step={step}: {run_dir} has checkpoints of steps {saved or 'none'}")
     mesh = make_mesh(devices=jax.devices())
     with jax.set_mesh(mesh):
-        source, model, learner = make_learner(role, mesh)
+        source, model, _ = make_learner(role, mesh)
         meta = manager.restore_meta(step)
         trained = {
             name: make_learner(config.role(name), mesh)[2].abstract_state()
             for name in meta["trained_roles"]
         }
         state = manager.restore_arrays(step, trained)[role_name]
-        hf_io.save_params(output, model, state.params, source=source, dtype=jnp.dtype(dtype))
+        hf_io.save_params(state.params, model, output, dtype=jnp.dtype(dtype), source=source)
     manager.close()
     print(f"wrote {output}: {role_name} after step {step}, {dtype}")
