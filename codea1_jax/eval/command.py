@@ -119,11 +119,13 @@ def _client(options: argparse.Namespace) -> Iterator[Any]:
         if options.sandbox_address
         else local_service(slots=options.num_slots or None)
     )
-    with service as address, SandboxClient(address, deadline_s=_RUN_DEADLINE_S) as client:
+    with contextlib.ExitStack() as stack:
         try:
+            address = stack.enter_context(service)
+            client = stack.enter_context(SandboxClient(address, deadline_s=_RUN_DEADLINE_S))
             client.info()
-        except ConnectionError as error:
-            raise UserError(f"--sandbox_address: {error}") from error
+        except (ConnectionError, RuntimeError) as error:
+            raise UserError(f"--sandbox_address={options.sandbox_address}: {error}") from error
         yield client
 
 

@@ -47,14 +47,16 @@ def read_samples(
     """
     found: list[EvalSample] = []
     others: dict[str, None] = {}
+    by_lower = {task_id.lower(): task_id for task_id in prompts}  # MBPP/2 is Mbpp/2
     file = pathlib.Path(path)
     if not file.is_file():
         raise DataError(f"--samples={file}: no such file")
     for number, row in enumerate(rows.read_rows(file), start=1):
         where = f"{file}: sample {number}"
-        task_id = rows.field(row, "task_id", str, where)
-        if task_id not in prompts:
-            others[task_id] = None
+        written = rows.field(row, "task_id", str, where)
+        task_id = by_lower.get(written.lower(), "")
+        if not task_id:
+            others[written] = None
         elif "solution" in row:
             found.append(EvalSample(task_id, rows.field(row, "solution", str, where)))
         else:

@@ -43,12 +43,14 @@ def test_completions_follow_their_prompt(tmp_path):
     rows = [
         {"task_id": "HumanEval/33", "completion": "    return 1\n"},
         {"task_id": "HumanEval/33", "solution": "whole", "completion": "ignored"},
+        {"task_id": "HUMANEVAL/33", "solution": "upper case"},
         {"task_id": "HumanEval/99", "solution": "another suite"},
     ]
     with gzip.open(tmp_path / "x.jsonl.gz", "wt") as file:
         file.write("\n".join(map(json.dumps, rows)))
     found, others = read_samples(tmp_path / "x.jsonl.gz", PROMPTS)
-    assert [s.solution for s in found] == ["def g():\n    return 1\n", "whole"]
+    assert [s.solution for s in found] == ["def g():\n    return 1\n", "whole", "upper case"]
+    assert {s.task_id for s in found} == {"HumanEval/33"}
     assert others == ["HumanEval/99"]
 
 
