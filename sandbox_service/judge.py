@@ -74,9 +74,13 @@ def _load_case(content: dict[str, Any], case: dict[str, Any], index: int) -> Cas
     return Case(name, request, wanted, str(case.get("behaviour", "")))
 
 
-def judge_all(address: str, cases: list[Case], *, num_parallel: int) -> int:
+def judge_all(
+    address: str, cases: list[Case], *, num_parallel: int, run_limits: pb.Limits | None = None
+) -> int:
     """Prints one line per case and the totals; 1 if any verdict is wrong, else 0."""
     totals: Counter[str] = Counter()
+    for case in cases:
+        case.request.limits.CopyFrom(run_limits or pb.Limits())
     for case, verdict, message in _verdicts(address, cases, num_parallel):
         is_right = verdict in case.wanted
         totals["right" if is_right else "wrong"] += 1

@@ -7,6 +7,10 @@ import pytest
 from hostile_programs import FAMILIES
 
 from sandbox_service import cli, judge
+from sandbox_service.proto import sandbox_pb2 as pb
+
+# Hanging programs cost all that they may: with the defaults the tests take twice as long.
+QUICK = pb.Limits(cpu_s=3.0, call_cpu_s=1.5, wall_s=4.0)
 
 CALLS = {"calls": ["add(1, 2)", "add(-1, 1)", "add(0, 0)"], "expected": [3, 0, 0]}
 
@@ -33,7 +37,7 @@ def test_family(
         for name, (program, want) in FAMILIES[family].items()
     ]
     loaded = judge.load_cases(_write(tmp_path / "cases.json", cases))
-    code = judge.judge_all(service, loaded, num_parallel=2)
+    code = judge.judge_all(service, loaded, num_parallel=2, run_limits=QUICK)
     assert code == 0, capsys.readouterr().out
 
 
@@ -41,7 +45,8 @@ def test_shared_cases(
     attack_cases: pathlib.Path, service: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The shared catalogue of attacks."""
-    code = judge.judge_all(service, judge.load_cases(str(attack_cases)), num_parallel=4)
+    loaded = judge.load_cases(str(attack_cases))
+    code = judge.judge_all(service, loaded, num_parallel=2, run_limits=QUICK)
     assert code == 0, capsys.readouterr().out
 
 
