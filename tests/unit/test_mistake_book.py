@@ -53,6 +53,7 @@ def test_per_step_rule():
     book.update_per_step("q", [(T1, [P, P]), (T2, [P, F])])  # one lucky code deletes nothing
     assert contents(book) == [(T1.key, 1), (T2.key, 2)]
     book.update_per_step("q", [(T1, [P, U]), (T2, [U, U])])
+    book.update_per_step("q", [(T2, [])])
     assert contents(book) == [(T2.key, 2)]
 
 
