@@ -34,7 +34,7 @@ from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
 log = logging.getLogger(__name__)
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
-_TICK_S = 0.05
+_TICK_S = 0.1
 _MAX_INTERNAL_RETRIES = 1
 _OPTIONS = (
     ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),

@@ -134,7 +134,7 @@ SECRETS = {
     ),
     "parent's descriptors": (
         "import os\ndef add(a, b):\n    return len(os.listdir('/proc/1/fd'))\n",
-        "ERROR",
+        "ERROR|FAIL",
     ),
     "more than the five descriptors": (
         "import os\n"
@@ -191,7 +191,7 @@ EXHAUSTION = {
         "    x = []\n"
         "    for _ in range(10 ** 6): x = [x]\n"
         "    return len(repr(x))\n",
-        "CRASH|ERROR",
+        "CRASH|ERROR|TIMEOUT",
     ),
     "null pointer": ("import ctypes\ndef add(a, b):\n    return ctypes.string_at(0)\n", "CRASH"),
     "kill itself": (
@@ -264,7 +264,7 @@ HOST = {
         "def add(a, b):\n"
         "    for pid in (1, os.getppid()): os.kill(pid, 9)\n"
         "    return a + b\n",
-        "ERROR",
+        "ERROR|PASS",  # refused, or without effect
     ),
     "device file": (
         "import os, stat\n"
