@@ -191,6 +191,11 @@ class SlotBook:
         """Nothing waits: slots that become free stay free."""
         return not self._blocks and not self._waiting
 
+    @property
+    def has_prefilled(self) -> bool:
+        """Samples of the current block still wait for a slot."""
+        return bool(self._waiting)
+
     def next_block(self) -> PromptBlock | None:
         """The block to prefill now: only when slots are free and no prefilled prompt waits."""
         if self._waiting or not self._blocks or len(self.live) == len(self.slots):

@@ -114,6 +114,8 @@ class WaveRun:
             if not admitted:
                 return
             yield from self._start(admitted)
+            if not self._book.has_prefilled:
+                self._prompts, self._hidden = (), None  # their slots hold copies
 
     def _prefill(self, block: PromptBlock) -> None:
         program = self._programs.prefill(block.num_rows, block.prompt_bucket)
@@ -124,7 +126,6 @@ class WaveRun:
             prompt = self._groups[group].prompt
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        self._prompts = ()  # before the next ones are made
         self._block = block
         self._hidden, self._prompts = program(self._view, tokens, lengths)
         jax.block_until_ready(self._hidden)
