@@ -15,7 +15,12 @@ def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
     that Python calls equal (1, 1.0, True) digest alike. With `keeps_floats` a list of floats alone
     is left whole, because it is compared within a tolerance, as long as it can leave the sandbox.
     """
-    if not isinstance(value, (str, list, tuple)) or len(value) <= 50_000:
+    if not isinstance(value, (str, list, tuple)):
+        return value
+    size = len(value)
+    if not isinstance(value, str):
+        size += sum(len(x) for x in value if isinstance(x, (str, list, tuple)))
+    if size <= 50_000:
         return value
     import hashlib
     import itertools

@@ -141,6 +141,8 @@ LARGE = list(range(60_000))
         ([("a", 1)] * 60_000, [("a", 1)] * 59_999 + [("a", 2)], False),
         ([("a", 1)] * 60_000, [["a", 1]] * 60_000, False),
         (["ab"] * 60_000, [("a", "b")] * 60_000, False),
+        ([("a",) * 1000] * 60, [("a",) * 1000] * 60, True),
+        ([("a",) * 1000] * 60, [("a",) * 1000] * 59 + [("a",) * 999], False),
     ],
 )
 def test_digests_are_equal_exactly_where_values_are(first, second, are_equal):
@@ -155,7 +157,7 @@ def test_what_is_not_digested():
     floats = [0.5] * 60_000
     assert large_to_digest(floats) is floats
     assert large_to_digest(LARGE[:100]) == LARGE[:100]
-    nested = [[1.5]] * 60_000
+    nested = [[1.5] * 1000] * 60
     assert large_to_digest(nested) is nested
     huge = [10**5000] * 60_000
     assert large_to_digest(huge) is huge
