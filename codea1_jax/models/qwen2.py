@@ -19,7 +19,15 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from codea1_jax.models.attention import Attention, KVCache, attend_cache, attend_full
+from codea1_jax.models.attention import (
+    Attention,
+    KVCache,
+    LayerCache,
+    attend_cache,
+    attend_full,
+    attend_layer,
+    write_layer,
+)
 from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.layers import MLP, RMSNorm, VocabTable, rotary_tables
 from codea1_jax.models.sharding import CACHE_AXES, constrain
@@ -207,48 +215,92 @@ class LanguageModel:
         params: Params,
         tokens: Int32[Array, "B"],
         positions: Int32[Array, "B"],
-        cache: KVCache,
-    ) -> tuple[Float[Array, "B D"], KVCache]:
+        cache: KVCache | list[LayerCache],
+    ) -> tuple[Float[Array, "B D"], KVCache | list[LayerCache]]:
         """One token a row: writes its key and value at slot positions[b], sees slots up to it.
 
         A position outside the cache writes nothing. Donate `cache` when jitting: it is updated in
-        place. `params` may also be the tree of `decode_view`.
+        place. `params` may also be the tree of `decode_view`. A loop of several tokens carries the
+        cache as `unstack_cache` gives it.
         """
         x, rotary, stem = self._start(params, tokens[:, None], positions[:, None])
-
-        def layer(
-            x: Array, cache: KVCache, layer_params: Params, layer_index: Any
-        ) -> tuple[Array, KVCache]:
-            def write(stack: Array, new: Array) -> Array:
-                # vmap over rows makes a scatter with a batch dimension, which XLA can partition.
-                put = jax.vmap(
-                    lambda row, at, value: row.at[layer_index, at].set(value, mode="drop"),
-                    in_axes=(1, 0, 0),
-                    out_axes=1,
-                )
-                return constrain(put(stack, positions, new[:, 0]), *CACHE_AXES)
-
-            def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
-                written = KVCache(write(cache.k, k), write(cache.v, v))
-                layer_k = lax.dynamic_index_in_dim(written.k, layer_index, keepdims=False)
-                layer_v = lax.dynamic_index_in_dim(written.v, layer_index, keepdims=False)
-                return attend_cache(q, layer_k, layer_v, positions), written
-
-            block = nnx.merge(self._definition.block, layer_params)
-            return block(x, rotary, attend)
-
         layers = params["layers"]
-        if isinstance(layers, list) or self._unrolls_decode:
-            for i in range(self.config.num_hidden_layers):
-                x, cache = layer(x, cache, _layer(layers, i), i)
-        else:
+        if isinstance(cache, list):
+            written = []
+            for i, layer_cache in enumerate(cache):
+                x, new = self._decode_unrolled(x, rotary, positions, layer_cache, _layer(layers, i))
+                written.append(new)
+            return stem.final_norm(x)[:, 0], written
+        if self._unrolls_decode:
+            hidden, unstacked = self.decode(params, tokens, positions, self.unstack_cache(cache))
+            return hidden, self.stack_cache(unstacked)
 
-            def body(carry: tuple[Array, KVCache], scanned: Any) -> tuple[Any, None]:
-                return layer(*carry, *scanned), None
+        def body(carry: tuple[Array, KVCache], scanned: Any) -> tuple[Any, None]:
+            return self._decode_stacked(*carry, rotary, positions, *scanned), None
 
-            indices = jnp.arange(self.config.num_hidden_layers)
-            (x, cache), _ = lax.scan(body, (x, cache), (layers, indices))
-        return stem.final_norm(x)[:, 0], cache
+        indices = jnp.arange(self.config.num_hidden_layers)
+        (x, stacked), _ = lax.scan(body, (x, cache), (layers, indices))
+        return stem.final_norm(x)[:, 0], stacked
+
+    def _decode_unrolled(
+        self,
+        x: Array,
+        rotary: tuple[Array, Array],
+        positions: Array,
+        cache: LayerCache,
+        layer_params: Params,
+    ) -> tuple[Array, LayerCache]:
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
+            written = write_layer(cache, k, v, positions)
+            return attend_layer(q, written, positions), written
+
+        return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)
+
+    def _decode_stacked(
+        self,
+        x: Array,
+        cache: KVCache,
+        rotary: tuple[Array, Array],
+        positions: Array,
+        layer_params: Params,
+        layer_index: Array,
+    ) -> tuple[Array, KVCache]:
+        def write(stack: Array, new: Array) -> Array:
+            # vmap over rows makes a scatter with a batch dimension, which XLA can partition.
+            put = jax.vmap(
+                lambda row, at, value: row.at[layer_index, at].set(value, mode="drop"),
+                in_axes=(1, 0, 0),
+                out_axes=1,
+            )
+            return constrain(put(stack, positions, new[:, 0]), *CACHE_AXES)
+
+        def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
+            written = KVCache(write(cache.k, k), write(cache.v, v))
+            layer_k = lax.dynamic_index_in_dim(written.k, layer_index, keepdims=False)
+            layer_v = lax.dynamic_index_in_dim(written.v, layer_index, keepdims=False)
+            return attend_cache(q, layer_k, layer_v, positions), written
+
+        return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)
+
+    def unstack_cache(self, cache: KVCache) -> KVCache | list[LayerCache]:
+        """The form of a cache that a loop over `decode` should carry on this backend."""
+        if not self._unrolls_decode:
+            return cache
+        return [
+            LayerCache(jnp.swapaxes(cache.k[i], 1, 2), jnp.swapaxes(cache.v[i], 1, 2))
+            for i in range(self.config.num_hidden_layers)
+        ]
+
+    def stack_cache(self, cache: KVCache | list[LayerCache]) -> KVCache:
+        """The inverse of `unstack_cache`."""
+        if not isinstance(cache, list):
+            return cache
+        return KVCache(
+            *(
+                constrain(jnp.stack([jnp.swapaxes(rows, 1, 2) for rows in layers]), *CACHE_AXES)
+                for layers in ([c.k for c in cache], [c.v for c in cache])
+            )
+        )
 
     def logits(self, params: Params, hidden: Float[Array, "*B D"]) -> Float32[Array, "*B V"]:
         """Scores of the next token, float32, not divided by a temperature."""

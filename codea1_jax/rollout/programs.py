@@ -259,9 +259,9 @@ class Programs:
                 jnp.zeros((chunk, rows), _F32),
                 jnp.zeros((chunk, rows), _F32),
             )
-            carry = (jnp.zeros((), _I32), state, cache, start)
-            num_steps, _, cache, drawn = jax.lax.while_loop(is_running, step, carry)
-            return cache, num_steps, jax.tree.map(jnp.transpose, drawn)
+            carry = (jnp.zeros((), _I32), state, self._model.unstack_cache(cache), start)
+            num_steps, _, unstacked, drawn = jax.lax.while_loop(is_running, step, carry)
+            return self._model.stack_cache(unstacked), num_steps, jax.tree.map(jnp.transpose, drawn)
 
         cache, cache_sharding = self._cache(rows, shape.cache_length)
         return self._get(
