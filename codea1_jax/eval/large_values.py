@@ -34,8 +34,14 @@ def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
             return value
         items = [int(x) if x % 1 == 0 else x for x in items]
     elif types <= {str, list, tuple}:
-        if not set(map(type, itertools.chain.from_iterable(items))) <= {str, int}:
+        inner = set(map(type, itertools.chain.from_iterable(items)))
+        if not inner <= {str, int, bool}:
             return value
+        if bool in inner:
+            items = [
+                x if type(x) is str else type(x)(int(y) if type(y) is bool else y for y in x)
+                for x in items
+            ]
     else:
         return value
     digest = hashlib.sha256()
