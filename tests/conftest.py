@@ -30,7 +30,9 @@ def data_dir() -> pathlib.Path:
     """Folder with the public benchmark files (EvalPlus, MBPP, KodCode); see docs/data.md."""
     folder = pathlib.Path(os.environ.get("CODEA1_DATA_DIR", ROOT.parent / "shared" / "data"))
     if not folder.is_dir():
-        pytest.skip(f"{folder} is missing; set CODEA1_DATA_DIR to a folder with the benchmark files")
+        pytest.skip(
+            f"{folder} is missing; set CODEA1_DATA_DIR to a folder with the benchmark files"
+        )
     return folder
 
 

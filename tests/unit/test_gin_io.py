@@ -60,7 +60,7 @@ def test_every_mistake_names_its_key(run_file, flag, words):
 
 
 def test_a_flag_without_the_prefix_is_explained():
-    with pytest.raises(ConfigurationError, match="--gin.NAME=VALUE"):
+    with pytest.raises(ConfigurationError, match=r"--gin\.NAME=VALUE"):
         flag_bindings(["--power=5"])
 
 
