@@ -237,9 +237,10 @@ class _Checkpoint:
         if not config.tie_word_embeddings or not {head, table} <= self.file_of.keys():
             return
         copy, original = self.stored(head), self.stored(table)
+        num_rows = original.get_shape()[0]
         is_equal = copy.get_shape() == original.get_shape() and all(
-            np.array_equal(copy[i : i + 4096], original[i : i + 4096])
-            for i in range(0, original.get_shape()[0], 4096)
+            np.array_equal(copy[i : min(i + 4096, num_rows)], original[i : min(i + 4096, num_rows)])
+            for i in range(0, num_rows, 4096)
         )
         if not is_equal:
             raise CheckpointError(

@@ -46,15 +46,18 @@ def loaded(name: str) -> tuple[LanguageModel, Any, dict[str, np.ndarray]]:
 @functools.cache
 def random_params(config: Qwen2Config = CONFIG) -> Any:
     """Parameters with every bias and scale away from its neutral start."""
-    params = LanguageModel(config).init(jax.random.key(0))
-    leaves, tree = jax.tree.flatten(params)
-    keys = jax.random.split(jax.random.key(1), len(leaves))
-    noisy = [x + 0.1 * jax.random.normal(key, x.shape, x.dtype) for x, key in zip(leaves, keys)]
-    return jax.tree.unflatten(tree, noisy)
+    rng = np.random.default_rng(0)
+
+    def draw(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+        mean = 1.0 if path[-1].key == "scale" else 0.0
+        return rng.normal(mean, 0.1, leaf.shape).astype(np.float32)
+
+    return jax.tree_util.tree_map_with_path(draw, LanguageModel(config).abstract_params())
 
 
 def random_tokens(shape: tuple[int, ...], seed: int = 2) -> jax.Array:
-    return jax.random.randint(jax.random.key(seed), shape, 0, CONFIG.vocab_size, jnp.int32)
+    rng = np.random.default_rng(seed)
+    return jnp.asarray(rng.integers(0, CONFIG.vocab_size, shape, dtype=np.int32))
 
 
 def padded_inputs(lengths: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
@@ -293,7 +296,7 @@ class TestDtypesAndRemat:
 
 
 def test_init_is_what_it_says():
-    params = LanguageModel(CONFIG).init(jax.random.key(3))
+    params = jax.jit(LanguageModel(CONFIG).init)(jax.random.key(3))
     q = params["layers"]["attention"]["q"]
     assert abs(float(q["kernel"].std()) - 0.02) < 0.002
     assert not np.array_equal(q["kernel"][0], q["kernel"][1])  # layers start apart
