@@ -27,7 +27,8 @@ class ExampleMix:
 
     Attributes:
       tester_share: share of examples for the tester; the rest is for the coder.
-      wrong_share: share of the coder's answers that have a fault.
+      wrong_share: share of the coder's answers that have a fault, in steps after `wrong_after`:
+        a small model first learns what a right answer is.
       buggy_share: share of the tester's prompts whose code has a fault.
       boundary_weight: how much likelier a moved boundary is than each other kind of fault.
       num_tests: K, tests in a suite.
@@ -36,6 +37,7 @@ class ExampleMix:
 
     tester_share: float = 0.5
     wrong_share: float = 0.0
+    wrong_after: int = 0
     buggy_share: float = 0.5
     boundary_weight: float = 4.0
     num_tests: int = 5
@@ -45,10 +47,10 @@ class ExampleMix:
         for name in ("tester_share", "wrong_share", "buggy_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1")
-        if self.num_tests < 1 or self.boundary_weight < 0:
+        if self.num_tests < 1 or self.boundary_weight < 0 or self.wrong_after < 0:
             raise ValueError(
-                f"num_tests={self.num_tests} must be at least 1 and "
-                f"boundary_weight={self.boundary_weight} at least 0"
+                f"num_tests={self.num_tests} must be at least 1, boundary_weight="
+                f"{self.boundary_weight} and wrong_after={self.wrong_after} at least 0"
             )
 
 
@@ -104,12 +106,13 @@ class SftExamples:
         rng = random.Random(f"sft {self._seed} {key[0]} {key[1]}")
         if rng.random() < self._mix.tester_share:
             return self._tester_example(rng)
-        return self._coder_example(rng)
+        wrong_share = self._mix.wrong_share if key[0] > self._mix.wrong_after else 0.0
+        return self._coder_example(rng, wrong_share)
 
-    def _coder_example(self, rng: random.Random) -> SftExample:
+    def _coder_example(self, rng: random.Random, wrong_share: float) -> SftExample:
         row = rng.choice(self._coder_rows)
         program = rng.choice(row.solutions)
-        if rng.random() < self._mix.wrong_share:
+        if rng.random() < wrong_share:
             program = faulty_version(row, program, self._mix.boundary_weight, rng)
         return SftExample("coder", coder_messages(row.problem), fenced_answer(program))
 
