@@ -64,7 +64,7 @@ def test_reads_what_transformers_5_writes():
         ({"num_key_value_heads": 5}, "num_key_value_heads=5 does not divide"),
         ({"hidden_size": "3584"}, "hidden_size='3584' is not a positive integer"),
         ({"num_hidden_layers": 0}, "num_hidden_layers=0 is not a positive integer"),
-        ({"num_attention_heads": 27}, "hidden_size=3584 is no multiple"),
+        ({"num_attention_heads": 24}, "hidden_size=3584 is no multiple"),
     ],
 )
 def test_what_is_not_qwen2_is_refused(change: dict[str, Any], message: str):
