@@ -11,7 +11,7 @@ from typing import Any
 def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
     """The value itself, or ("sha256", type, length, hex) for a long string, list or tuple.
 
-    Lists of numbers, of texts, and of lists or tuples of texts and integers are digested. Numbers
+    Lists of numbers, of texts, and of lists or tuples of them are digested. Numbers
     that Python calls equal (1, 1.0, True) digest alike. With `keeps_floats` a list of floats alone
     is left whole, because it is compared within a tolerance, as long as it can leave the sandbox.
     """
@@ -35,11 +35,13 @@ def large_to_digest(value: Any, keeps_floats: bool = True) -> Any:
         items = [int(x) if x % 1 == 0 else x for x in items]
     elif types <= {str, list, tuple}:
         inner = set(map(type, itertools.chain.from_iterable(items)))
-        if not inner <= {str, int, bool}:
+        if not inner <= {str, int, bool, float}:
             return value
-        if bool in inner:
+        if inner & {bool, float}:
             items = [
-                x if type(x) is str else type(x)(int(y) if type(y) is bool else y for y in x)
+                x
+                if type(x) is str
+                else type(x)(int(y) if type(y) is not str and y % 1 == 0 else y for y in x)
                 for x in items
             ]
     else:

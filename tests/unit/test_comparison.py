@@ -144,6 +144,8 @@ LARGE = list(range(60_000))
         ([("a",) * 1000] * 60, [("a",) * 1000] * 60, True),
         ([(2, True)] * 60_000, [(2, 1)] * 60_000, True),
         ([["a", False]] * 60_000, [["a", True]] * 60_000, False),
+        ([(0.5, 2.0)] * 60_000, [(0.5, 2)] * 60_000, True),
+        ([(0.5, math.inf)] * 60_000, [(0.25, math.inf)] * 60_000, False),
         ([("a",) * 1000] * 60, [("a",) * 1000] * 59 + [("a",) * 999], False),
     ],
 )
@@ -159,7 +161,7 @@ def test_what_is_not_digested():
     floats = [0.5] * 60_000
     assert large_to_digest(floats) is floats
     assert large_to_digest(LARGE[:100]) == LARGE[:100]
-    nested = [[1.5] * 1000] * 60
+    nested = [[None] * 1000] * 60
     assert large_to_digest(nested) is nested
     huge = [10**5000] * 60_000
     assert large_to_digest(huge) is huge
