@@ -52,9 +52,10 @@ def learn(
         role.state, update = role.learner.update(role.state, part, training_step)
         updates.append(update)
     role.policy_version = training_step
+    names = sorted({name for update in updates for name in update})
     return metrics | {
-        name: combine([update[name] for update in updates if name in update])
-        for name, combine in ((name, _combiner(name)) for name in updates[0])
+        name: _combiner(name)([update[name] for update in updates if name in update])
+        for name in names
     }
 
 

@@ -11,6 +11,7 @@ The reference runs alone: neither candidates nor predicted answers are ever in i
 import collections
 import dataclasses
 import hashlib
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
@@ -43,7 +44,7 @@ class OracleAnswer:
       status: "valid"; "invalid" (it raised, was too slow, or the answer is no stable plain value);
         "unknown" (the sandbox failed, or the reference does not even load).
       expected: the value, when valid.
-      cpu_s: CPU seconds the reference needed, the slower of its runs.
+      cpu_s: CPU seconds the reference needed, the slower of its runs, as `coarse_s` rounds them.
       reason: why it is not valid.
     """
 
@@ -266,7 +267,7 @@ class Oracle:
             return OracleAnswer("invalid", reason=f"the reference's answer: {error}")
         if not is_stable:
             return OracleAnswer("invalid", reason="the reference's answer is not stable")
-        return OracleAnswer("valid", value, max(first[0].cpu_s, second[0].cpu_s))
+        return OracleAnswer("valid", value, coarse_s(max(first[0].cpu_s, second[0].cpu_s)))
 
 
 def _failure(outcome: Outcome) -> str:
@@ -283,6 +284,15 @@ def _cache_key(problem: Problem, test_key: bytes) -> _Key:
 
 def _chunks(tests: Sequence[TestCase], size: int) -> list[Sequence[TestCase]]:
     return [tests[start : start + size] for start in range(0, len(tests), size)]
+
+
+def coarse_s(cpu_s: float) -> float:
+    """A measured time that does not change from run to run: 0 up to 0.1 s, else the next 0.1 s.
+
+    Remembered tests carry it, and a resumed run must remember what an uninterrupted one does. No
+    limit depends on times below 0.1 s.
+    """
+    return 0.0 if cpu_s <= 0.1 else math.ceil(cpu_s * 10) / 10
 
 
 def stored_test(test: TestCase, answers: Mapping[bytes, OracleAnswer]) -> StoredTest:
