@@ -55,6 +55,15 @@ def test_wrong_share_is_the_share_of_failing_programs(rows):
     assert 120 <= wrong <= 180
 
 
+def test_faults_wait_for_their_step(rows):
+    mix = ExampleMix(tester_share=0.0, wrong_share=1.0, wrong_after=3)
+    examples = SftExamples(rows, mix, seed=0)
+    for step, is_right in ((3, True), (4, False)):
+        for i in range(20):
+            row, program = _coder_example(rows, examples[step, i])
+            assert (program in row.solutions) == is_right
+
+
 def _coder_example(rows, example) -> tuple[SolvedProblem, str]:
     assert example.role == "coder"
     (row, *_) = [row for row in rows if coder_messages(row.problem) == example.messages]
