@@ -93,9 +93,9 @@ def _eval(options: argparse.Namespace, _: Sequence[str]) -> int:
 
 
 def _export(options: argparse.Namespace, _: Sequence[str]) -> int:
-    from codea1_jax import export
+    from codea1_jax.export import export_role
 
-    export.export_role(options.run_dir, options.role, options.step, options.output, options.dtype)
+    export_role(options.run_dir, options.role, options.step, options.output, options.dtype)
     return 0
 
 
