@@ -24,10 +24,11 @@ from codea1_jax.coevo.extract import extract_code
 from codea1_jax.coevo.judging import Judge, JudgeRequest
 from codea1_jax.coevo.mistake_book import MistakeBook
 from codea1_jax.coevo.oracle import Oracle
-from codea1_jax.coevo.prompts import Message, coder_messages, fit_tester_prompt, strip_prose
+from codea1_jax.coevo.prompts import Message, coder_messages, configured_tester_prompt
 from codea1_jax.coevo.rewards import problem_rewards
 from codea1_jax.coevo.selection import questions_with_variance, top_variance_groups
 from codea1_jax.coevo.summary import step_summary
+from codea1_jax.coevo.testcase import StoredTest
 from codea1_jax.config import SandboxConfig, TrainConfig, validate
 from codea1_jax.data.cursor import DataCursor
 from codea1_jax.data.overlap import check_overlap, without_overlap
@@ -211,16 +212,8 @@ def sample_suites(
     for problem, codes in zip(problems, responses, strict=True):
         for m, response in enumerate(codes):
             code = extract_code(response, problem.entry_point).text
-            fitted = fit_tester_prompt(
-                count_tokens,
-                problem,
-                (strip_prose(code) if config.strip_comments else code)
-                if config.white_box
-                else None,
-                config.tests_per_suite,
-                run.tester.config.max_prompt_tokens,
-                config.prompt_style,
-                config.predicted_answer,
+            fitted = configured_tester_prompt(
+                config, count_tokens, problem, code, run.tester.config.max_prompt_tokens
             )
             num_cut += fitted.is_code_cut
             prompts.append(tokenizer.encode_chat(fitted.messages))
@@ -235,7 +228,7 @@ def sample_suites(
     return suites, {"tester/cut_prompts": float(num_cut)}
 
 
-def remembered(run: Run, step: int, problem: Problem):
+def remembered(run: Run, step: int, problem: Problem) -> tuple[StoredTest, ...]:
     """Tests of the Mistake Book that every solution of `problem` is replayed on."""
     config = run.config.coevolution
     if not config.use_book:
