@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Sets up and runs the whole adversarial loop on the embedded problems and the tiny checkpoint:
-# coder and tester train against each other through a real sandbox service. About five minutes on
+# coder and tester train against each other through a real sandbox service. Some minutes on
 # two cores after installing. Arguments go to `codea1 train`, for example --gin.SEED=1.
 #
 #   RUN_DIR   run folder (default: runs/smoke). An unfinished run in it is continued.
