@@ -401,10 +401,6 @@ class Pool:
             f"weaker --min-tier"
         )
 
-    @property
-    def num_busy(self) -> int:
-        return self.num_slots - self._free.qsize()
-
     async def run(self, attempt: Attempt) -> AttemptEnd:
         """Runs one attempt on a free position. Raises SlotDied when the sandbox failed."""
         position = await self._free.get()

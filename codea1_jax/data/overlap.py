@@ -4,7 +4,6 @@ Three signs, each enough: the same question id (case aside), the same function n
 of 13 words in the description (the n-gram length usual since GPT-3's decontamination).
 """
 
-import collections
 import dataclasses
 import re
 from collections.abc import Iterable, Sequence
@@ -105,8 +104,3 @@ def without_overlap(
     overlaps = find_overlaps(train, evaluation)
     offenders = {overlap.train_id for overlap in overlaps}
     return [p for p in train if p.question_id not in offenders], overlaps
-
-
-def count_signs(overlaps: Iterable[Overlap]) -> dict[str, int]:
-    """How often each sign occurs, for the log."""
-    return dict(collections.Counter(overlap.sign for overlap in overlaps))
