@@ -113,8 +113,13 @@ def reference_answers(
         answers[problem.task_id][part] = answers_from(problem, part, results)
         if progress:
             progress(done, len(keys))
-    _write_answers(file, answers)
-    return answers
+    # Runs come back in any order; the result must not show in which.
+    ordered = {
+        task_id: {part: parts[part] for part in PARTS if part in parts}
+        for task_id, parts in answers.items()
+    }
+    _write_answers(file, ordered)
+    return ordered
 
 
 _MAX_CACHE = {"max_bytes": 1 << 30, "max_nodes": 1 << 28}

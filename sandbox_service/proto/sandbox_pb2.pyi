@@ -7,6 +7,13 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Mode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    MODE_VALUES: _ClassVar[Mode]
+    MODE_JUDGED: _ClassVar[Mode]
+    MODE_IN_PROCESS: _ClassVar[Mode]
+    MODE_STDIO: _ClassVar[Mode]
+
 class Status(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     STATUS_UNSPECIFIED: _ClassVar[Status]
@@ -50,7 +57,13 @@ class Evidence(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     EVIDENCE_UNSPECIFIED: _ClassVar[Evidence]
     VALUES: _ClassVar[Evidence]
-
+    JUDGED: _ClassVar[Evidence]
+    IN_PROCESS: _ClassVar[Evidence]
+    STDIO: _ClassVar[Evidence]
+MODE_VALUES: Mode
+MODE_JUDGED: Mode
+MODE_IN_PROCESS: Mode
+MODE_STDIO: Mode
 STATUS_UNSPECIFIED: Status
 OK: Status
 LOAD_ERROR: Status
@@ -83,12 +96,17 @@ CALL_NOT_RUN: CallStatus
 CALL_UNKNOWN: CallStatus
 EVIDENCE_UNSPECIFIED: Evidence
 VALUES: Evidence
+JUDGED: Evidence
+IN_PROCESS: Evidence
+STDIO: Evidence
 
 class Source(_message.Message):
-    __slots__ = ("inline",)
+    __slots__ = ("inline", "digest")
     INLINE_FIELD_NUMBER: _ClassVar[int]
+    DIGEST_FIELD_NUMBER: _ClassVar[int]
     inline: bytes
-    def __init__(self, inline: _Optional[bytes] = ...) -> None: ...
+    digest: bytes
+    def __init__(self, inline: _Optional[bytes] = ..., digest: _Optional[bytes] = ...) -> None: ...
 
 class Invocation(_message.Message):
     __slots__ = ("entry_point", "args", "kwargs")
@@ -98,12 +116,7 @@ class Invocation(_message.Message):
     entry_point: str
     args: bytes
     kwargs: bytes
-    def __init__(
-        self,
-        entry_point: _Optional[str] = ...,
-        args: _Optional[bytes] = ...,
-        kwargs: _Optional[bytes] = ...,
-    ) -> None: ...
+    def __init__(self, entry_point: _Optional[str] = ..., args: _Optional[bytes] = ..., kwargs: _Optional[bytes] = ...) -> None: ...
 
 class Comparator(_message.Message):
     __slots__ = ("rel_tol", "abs_tol", "bool_is_int", "list_is_tuple", "nan_equal")
@@ -117,14 +130,7 @@ class Comparator(_message.Message):
     bool_is_int: bool
     list_is_tuple: bool
     nan_equal: bool
-    def __init__(
-        self,
-        rel_tol: _Optional[float] = ...,
-        abs_tol: _Optional[float] = ...,
-        bool_is_int: _Optional[bool] = ...,
-        list_is_tuple: _Optional[bool] = ...,
-        nan_equal: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, rel_tol: _Optional[float] = ..., abs_tol: _Optional[float] = ..., bool_is_int: _Optional[bool] = ..., list_is_tuple: _Optional[bool] = ..., nan_equal: _Optional[bool] = ...) -> None: ...
 
 class Call(_message.Message):
     __slots__ = ("text", "invocation", "expected", "comparator")
@@ -136,13 +142,29 @@ class Call(_message.Message):
     invocation: Invocation
     expected: bytes
     comparator: Comparator
-    def __init__(
-        self,
-        text: _Optional[bytes] = ...,
-        invocation: _Optional[_Union[Invocation, _Mapping]] = ...,
-        expected: _Optional[bytes] = ...,
-        comparator: _Optional[_Union[Comparator, _Mapping]] = ...,
-    ) -> None: ...
+    def __init__(self, text: _Optional[bytes] = ..., invocation: _Optional[_Union[Invocation, _Mapping]] = ..., expected: _Optional[bytes] = ..., comparator: _Optional[_Union[Comparator, _Mapping]] = ...) -> None: ...
+
+class StdioCase(_message.Message):
+    __slots__ = ("stdin", "expected_stdout", "comparison", "rel_tol", "abs_tol")
+    class Comparison(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+        __slots__ = ()
+        EXACT: _ClassVar[StdioCase.Comparison]
+        TOKENS: _ClassVar[StdioCase.Comparison]
+        FLOATS: _ClassVar[StdioCase.Comparison]
+    EXACT: StdioCase.Comparison
+    TOKENS: StdioCase.Comparison
+    FLOATS: StdioCase.Comparison
+    STDIN_FIELD_NUMBER: _ClassVar[int]
+    EXPECTED_STDOUT_FIELD_NUMBER: _ClassVar[int]
+    COMPARISON_FIELD_NUMBER: _ClassVar[int]
+    REL_TOL_FIELD_NUMBER: _ClassVar[int]
+    ABS_TOL_FIELD_NUMBER: _ClassVar[int]
+    stdin: bytes
+    expected_stdout: bytes
+    comparison: StdioCase.Comparison
+    rel_tol: float
+    abs_tol: float
+    def __init__(self, stdin: _Optional[bytes] = ..., expected_stdout: _Optional[bytes] = ..., comparison: _Optional[_Union[StdioCase.Comparison, str]] = ..., rel_tol: _Optional[float] = ..., abs_tol: _Optional[float] = ...) -> None: ...
 
 class Limits(_message.Message):
     __slots__ = ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes")
@@ -158,28 +180,10 @@ class Limits(_message.Message):
     memory_bytes: int
     output_bytes: int
     value_bytes: int
-    def __init__(
-        self,
-        cpu_s: _Optional[float] = ...,
-        call_cpu_s: _Optional[float] = ...,
-        wall_s: _Optional[float] = ...,
-        memory_bytes: _Optional[int] = ...,
-        output_bytes: _Optional[int] = ...,
-        value_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    def __init__(self, cpu_s: _Optional[float] = ..., call_cpu_s: _Optional[float] = ..., wall_s: _Optional[float] = ..., memory_bytes: _Optional[int] = ..., output_bytes: _Optional[int] = ..., value_bytes: _Optional[int] = ...) -> None: ...
 
 class RunRequest(_message.Message):
-    __slots__ = (
-        "id",
-        "task_id",
-        "program",
-        "calls",
-        "entry_point",
-        "profile",
-        "limits",
-        "seed",
-        "no_restart",
-    )
+    __slots__ = ("id", "task_id", "program", "calls", "entry_point", "profile", "limits", "seed", "no_restart", "mode", "tests", "stdio", "stop_on_first_failure", "no_cache", "priority", "num_reruns")
     ID_FIELD_NUMBER: _ClassVar[int]
     TASK_ID_FIELD_NUMBER: _ClassVar[int]
     PROGRAM_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +193,13 @@ class RunRequest(_message.Message):
     LIMITS_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
     NO_RESTART_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    TESTS_FIELD_NUMBER: _ClassVar[int]
+    STDIO_FIELD_NUMBER: _ClassVar[int]
+    STOP_ON_FIRST_FAILURE_FIELD_NUMBER: _ClassVar[int]
+    NO_CACHE_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    NUM_RERUNS_FIELD_NUMBER: _ClassVar[int]
     id: int
     task_id: str
     program: Source
@@ -198,18 +209,56 @@ class RunRequest(_message.Message):
     limits: Limits
     seed: int
     no_restart: bool
-    def __init__(
-        self,
-        id: _Optional[int] = ...,
-        task_id: _Optional[str] = ...,
-        program: _Optional[_Union[Source, _Mapping]] = ...,
-        calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ...,
-        entry_point: _Optional[str] = ...,
-        profile: _Optional[str] = ...,
-        limits: _Optional[_Union[Limits, _Mapping]] = ...,
-        seed: _Optional[int] = ...,
-        no_restart: _Optional[bool] = ...,
-    ) -> None: ...
+    mode: Mode
+    tests: Source
+    stdio: _containers.RepeatedCompositeFieldContainer[StdioCase]
+    stop_on_first_failure: bool
+    no_cache: bool
+    priority: int
+    num_reruns: int
+    def __init__(self, id: _Optional[int] = ..., task_id: _Optional[str] = ..., program: _Optional[_Union[Source, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ..., profile: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., seed: _Optional[int] = ..., no_restart: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., tests: _Optional[_Union[Source, _Mapping]] = ..., stdio: _Optional[_Iterable[_Union[StdioCase, _Mapping]]] = ..., stop_on_first_failure: _Optional[bool] = ..., no_cache: _Optional[bool] = ..., priority: _Optional[int] = ..., num_reruns: _Optional[int] = ...) -> None: ...
+
+class Suite(_message.Message):
+    __slots__ = ("calls", "entry_point")
+    CALLS_FIELD_NUMBER: _ClassVar[int]
+    ENTRY_POINT_FIELD_NUMBER: _ClassVar[int]
+    calls: _containers.RepeatedCompositeFieldContainer[Call]
+    entry_point: str
+    def __init__(self, calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ...) -> None: ...
+
+class MatrixRequest(_message.Message):
+    __slots__ = ("programs", "suites", "template", "cells")
+    PROGRAMS_FIELD_NUMBER: _ClassVar[int]
+    SUITES_FIELD_NUMBER: _ClassVar[int]
+    TEMPLATE_FIELD_NUMBER: _ClassVar[int]
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    programs: _containers.RepeatedCompositeFieldContainer[Source]
+    suites: _containers.RepeatedCompositeFieldContainer[Suite]
+    template: RunRequest
+    cells: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, programs: _Optional[_Iterable[_Union[Source, _Mapping]]] = ..., suites: _Optional[_Iterable[_Union[Suite, _Mapping]]] = ..., template: _Optional[_Union[RunRequest, _Mapping]] = ..., cells: _Optional[_Iterable[int]] = ...) -> None: ...
+
+class MatrixCell(_message.Message):
+    __slots__ = ("program", "suite", "reply")
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    SUITE_FIELD_NUMBER: _ClassVar[int]
+    REPLY_FIELD_NUMBER: _ClassVar[int]
+    program: int
+    suite: int
+    reply: RunReply
+    def __init__(self, program: _Optional[int] = ..., suite: _Optional[int] = ..., reply: _Optional[_Union[RunReply, _Mapping]] = ...) -> None: ...
+
+class Blob(_message.Message):
+    __slots__ = ("data",)
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    data: bytes
+    def __init__(self, data: _Optional[bytes] = ...) -> None: ...
+
+class PutBlobsReply(_message.Message):
+    __slots__ = ("digests",)
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    digests: _containers.RepeatedScalarFieldContainer[bytes]
+    def __init__(self, digests: _Optional[_Iterable[bytes]] = ...) -> None: ...
 
 class Outcome(_message.Message):
     __slots__ = ("index", "status", "value", "error_type", "error_message", "cpu_us", "passed")
@@ -227,37 +276,10 @@ class Outcome(_message.Message):
     error_message: bytes
     cpu_us: int
     passed: bool
-    def __init__(
-        self,
-        index: _Optional[int] = ...,
-        status: _Optional[_Union[CallStatus, str]] = ...,
-        value: _Optional[bytes] = ...,
-        error_type: _Optional[str] = ...,
-        error_message: _Optional[bytes] = ...,
-        cpu_us: _Optional[int] = ...,
-        passed: _Optional[bool] = ...,
-    ) -> None: ...
+    def __init__(self, index: _Optional[int] = ..., status: _Optional[_Union[CallStatus, str]] = ..., value: _Optional[bytes] = ..., error_type: _Optional[str] = ..., error_message: _Optional[bytes] = ..., cpu_us: _Optional[int] = ..., passed: _Optional[bool] = ...) -> None: ...
 
 class RunReply(_message.Message):
-    __slots__ = (
-        "id",
-        "status",
-        "verdict",
-        "evidence",
-        "outcomes",
-        "num_passed",
-        "message",
-        "stdout",
-        "stdout_total",
-        "signal",
-        "exit_code",
-        "cpu_us",
-        "wall_us",
-        "queue_us",
-        "peak_rss_bytes",
-        "num_restarts",
-        "tier",
-    )
+    __slots__ = ("id", "status", "verdict", "evidence", "outcomes", "num_passed", "message", "stdout", "stdout_total", "signal", "exit_code", "cpu_us", "wall_us", "queue_us", "peak_rss_bytes", "num_restarts", "tier", "cache_hit", "host", "runtime_digest", "is_flaky")
     ID_FIELD_NUMBER: _ClassVar[int]
     STATUS_FIELD_NUMBER: _ClassVar[int]
     VERDICT_FIELD_NUMBER: _ClassVar[int]
@@ -275,6 +297,10 @@ class RunReply(_message.Message):
     PEAK_RSS_BYTES_FIELD_NUMBER: _ClassVar[int]
     NUM_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
+    CACHE_HIT_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    IS_FLAKY_FIELD_NUMBER: _ClassVar[int]
     id: int
     status: Status
     verdict: Verdict
@@ -292,47 +318,18 @@ class RunReply(_message.Message):
     peak_rss_bytes: int
     num_restarts: int
     tier: str
-    def __init__(
-        self,
-        id: _Optional[int] = ...,
-        status: _Optional[_Union[Status, str]] = ...,
-        verdict: _Optional[_Union[Verdict, str]] = ...,
-        evidence: _Optional[_Union[Evidence, str]] = ...,
-        outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ...,
-        num_passed: _Optional[int] = ...,
-        message: _Optional[str] = ...,
-        stdout: _Optional[bytes] = ...,
-        stdout_total: _Optional[int] = ...,
-        signal: _Optional[int] = ...,
-        exit_code: _Optional[int] = ...,
-        cpu_us: _Optional[int] = ...,
-        wall_us: _Optional[int] = ...,
-        queue_us: _Optional[int] = ...,
-        peak_rss_bytes: _Optional[int] = ...,
-        num_restarts: _Optional[int] = ...,
-        tier: _Optional[str] = ...,
-    ) -> None: ...
+    cache_hit: bool
+    host: str
+    runtime_digest: bytes
+    is_flaky: bool
+    def __init__(self, id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., evidence: _Optional[_Union[Evidence, str]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., num_passed: _Optional[int] = ..., message: _Optional[str] = ..., stdout: _Optional[bytes] = ..., stdout_total: _Optional[int] = ..., signal: _Optional[int] = ..., exit_code: _Optional[int] = ..., cpu_us: _Optional[int] = ..., wall_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., num_restarts: _Optional[int] = ..., tier: _Optional[str] = ..., cache_hit: _Optional[bool] = ..., host: _Optional[str] = ..., runtime_digest: _Optional[bytes] = ..., is_flaky: _Optional[bool] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
 class Info(_message.Message):
-    __slots__ = (
-        "version",
-        "tier",
-        "notes",
-        "python",
-        "codec_version",
-        "slots",
-        "window",
-        "profiles",
-        "default_limits",
-        "max_limits",
-        "max_program_bytes",
-        "max_calls",
-        "max_request_bytes",
-    )
+    __slots__ = ("version", "tier", "notes", "python", "codec_version", "slots", "window", "profiles", "default_limits", "max_limits", "max_program_bytes", "max_calls", "max_request_bytes", "host", "runtime_digest", "packages")
     VERSION_FIELD_NUMBER: _ClassVar[int]
     TIER_FIELD_NUMBER: _ClassVar[int]
     NOTES_FIELD_NUMBER: _ClassVar[int]
@@ -346,6 +343,9 @@ class Info(_message.Message):
     MAX_PROGRAM_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CALLS_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUEST_BYTES_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    RUNTIME_DIGEST_FIELD_NUMBER: _ClassVar[int]
+    PACKAGES_FIELD_NUMBER: _ClassVar[int]
     version: str
     tier: str
     notes: _containers.RepeatedScalarFieldContainer[str]
@@ -359,19 +359,7 @@ class Info(_message.Message):
     max_program_bytes: int
     max_calls: int
     max_request_bytes: int
-    def __init__(
-        self,
-        version: _Optional[str] = ...,
-        tier: _Optional[str] = ...,
-        notes: _Optional[_Iterable[str]] = ...,
-        python: _Optional[str] = ...,
-        codec_version: _Optional[int] = ...,
-        slots: _Optional[int] = ...,
-        window: _Optional[int] = ...,
-        profiles: _Optional[_Iterable[str]] = ...,
-        default_limits: _Optional[_Union[Limits, _Mapping]] = ...,
-        max_limits: _Optional[_Union[Limits, _Mapping]] = ...,
-        max_program_bytes: _Optional[int] = ...,
-        max_calls: _Optional[int] = ...,
-        max_request_bytes: _Optional[int] = ...,
-    ) -> None: ...
+    host: str
+    runtime_digest: bytes
+    packages: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, version: _Optional[str] = ..., tier: _Optional[str] = ..., notes: _Optional[_Iterable[str]] = ..., python: _Optional[str] = ..., codec_version: _Optional[int] = ..., slots: _Optional[int] = ..., window: _Optional[int] = ..., profiles: _Optional[_Iterable[str]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_program_bytes: _Optional[int] = ..., max_calls: _Optional[int] = ..., max_request_bytes: _Optional[int] = ..., host: _Optional[str] = ..., runtime_digest: _Optional[bytes] = ..., packages: _Optional[_Iterable[str]] = ...) -> None: ...

@@ -44,6 +44,16 @@ class SandboxStub:
                 request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.SerializeToString,
                 response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.FromString,
                 _registered_method=True)
+        self.RunMatrix = channel.unary_stream(
+                '/codea1.sandbox.v1.Sandbox/RunMatrix',
+                request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.SerializeToString,
+                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.FromString,
+                _registered_method=True)
+        self.PutBlobs = channel.stream_unary(
+                '/codea1.sandbox.v1.Sandbox/PutBlobs',
+                request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.Blob.SerializeToString,
+                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.PutBlobsReply.FromString,
+                _registered_method=True)
         self.GetInfo = channel.unary_unary(
                 '/codea1.sandbox.v1.Sandbox/GetInfo',
                 request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.InfoRequest.SerializeToString,
@@ -69,6 +79,21 @@ class SandboxServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def RunMatrix(self, request, context):
+        """Programs x suites, each sent once; cells come as they finish.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def PutBlobs(self, request_iterator, context):
+        """Sources to be named by digest later; kept in a bounded store, so a run may still be answered
+        with FAILED_PRECONDITION (unary) or INVALID (stream) naming the digest that must be sent again.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetInfo(self, request, context):
         """Missing associated documentation comment in .proto file."""
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -87,6 +112,16 @@ def add_SandboxServicer_to_server(servicer, server):
                     servicer.Execute,
                     request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.FromString,
                     response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.SerializeToString,
+            ),
+            'RunMatrix': grpc.unary_stream_rpc_method_handler(
+                    servicer.RunMatrix,
+                    request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.FromString,
+                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.SerializeToString,
+            ),
+            'PutBlobs': grpc.stream_unary_rpc_method_handler(
+                    servicer.PutBlobs,
+                    request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.Blob.FromString,
+                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.PutBlobsReply.SerializeToString,
             ),
             'GetInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetInfo,
@@ -148,6 +183,60 @@ class Sandbox:
             '/codea1.sandbox.v1.Sandbox/Execute',
             sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.SerializeToString,
             sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def RunMatrix(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/codea1.sandbox.v1.Sandbox/RunMatrix',
+            sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.SerializeToString,
+            sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PutBlobs(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_unary(
+            request_iterator,
+            target,
+            '/codea1.sandbox.v1.Sandbox/PutBlobs',
+            sandbox__service_dot_proto_dot_sandbox__pb2.Blob.SerializeToString,
+            sandbox__service_dot_proto_dot_sandbox__pb2.PutBlobsReply.FromString,
             options,
             channel_credentials,
             insecure,
