@@ -1,8 +1,9 @@
 """The closed codec: the only form in which values enter and leave a sandboxed process.
 
 Plain data only: None, bool, int, float, complex, str (lone surrogates included), bytes, list,
-tuple, set, frozenset, dict, and Decimal, Fraction, date, time, datetime, timedelta. Subclasses of
-the built-in types are encoded by their base value, everything else is opaque.
+tuple, set, frozenset, dict; Decimal, Fraction, date, time, datetime, timedelta; numpy arrays and
+scalars (arrays.py). Subclasses of the built-in types are encoded by their base value, everything
+else is opaque. Arrays are decoded to numpy's where it is loaded, and to `NdArray` elsewhere.
 
 `encode` dispatches on `type(x)` and calls only methods of the built-in types themselves, so no
 `__repr__`, `__len__`, `__iter__`, `__eq__` of a hostile class runs. `decode` takes any bytes: it
@@ -20,9 +21,13 @@ library only, and nothing that is costly to import.
 
 import struct
 import sys
+from collections.abc import Callable
 from typing import Any
 
-VERSION = 1
+from sandbox_service import arrays
+from sandbox_service.arrays import NdArray as NdArray
+
+VERSION = 2
 MAX_BYTES = 1 << 20
 MAX_NODES = 2_000_000
 MAX_DEPTH = 200
@@ -58,9 +63,14 @@ def encode(
     max_bytes: int = MAX_BYTES,
     max_nodes: int = MAX_NODES,
     max_depth: int = MAX_DEPTH,
+    handle_of: "Callable[[Any], int] | None" = None,
 ) -> bytes:
-    """Encodes plain data. Raises OpaqueError or BudgetError (both CodecError)."""
-    return _encode(value, max_bytes, max_nodes, max_depth, False)
+    """Encodes plain data. Raises OpaqueError or BudgetError (both CodecError).
+
+    `handle_of` gives a number to each opaque part instead of refusing it (proxy.py); only
+    `decode` with `from_handle` reads what it makes.
+    """
+    return _encode(value, max_bytes, max_nodes, max_depth, False, handle_of)
 
 
 def canonical_key(value: Any) -> bytes:
@@ -69,9 +79,14 @@ def canonical_key(value: Any) -> bytes:
 
 
 def _encode(
-    value: Any, max_bytes: int, max_nodes: int, max_depth: int, is_canonical: bool
+    value: Any,
+    max_bytes: int,
+    max_nodes: int,
+    max_depth: int,
+    is_canonical: bool,
+    handle_of: "Callable[[Any], int] | None" = None,
 ) -> bytes:
-    writer = _Writer(max_bytes, max_nodes, is_canonical)
+    writer = _Writer(max_bytes, max_nodes, is_canonical, handle_of)
     out = bytearray()
     try:
         writer.write(out, value, max_depth)
@@ -92,12 +107,19 @@ def _varint(out: bytearray, n: int) -> None:
 class _Writer:
     """State of one encoding: what is left of the budgets."""
 
-    __slots__ = ("bytes_left", "is_canonical", "nodes_left")
+    __slots__ = ("bytes_left", "handle_of", "is_canonical", "nodes_left")
 
-    def __init__(self, max_bytes: int, max_nodes: int, is_canonical: bool) -> None:
+    def __init__(
+        self,
+        max_bytes: int,
+        max_nodes: int,
+        is_canonical: bool,
+        handle_of: "Callable[[Any], int] | None",
+    ) -> None:
         self.bytes_left = max_bytes
         self.nodes_left = max_nodes
         self.is_canonical = is_canonical
+        self.handle_of = handle_of
 
     def write(self, out: bytearray, value: Any, depth: int) -> None:
         self.nodes_left -= 1
@@ -206,8 +228,8 @@ class _Writer:
             out += left_bytes + right_bytes
 
     def _other(self, out: bytearray, value: Any, kind: type, depth: int) -> None:
-        """Library scalars, then subclasses by their base value."""
-        if self._library_scalar(out, value, kind):
+        """Library types, then subclasses by their base value."""
+        if self._library_scalar(out, value, kind) or self._numpy(out, value, kind, depth):
             return
         # `issubclass` asks the metaclass of the right side, which is `type`: no candidate code.
         if issubclass(kind, int):
@@ -230,6 +252,9 @@ class _Writer:
             self._bytes(out, 98, bytes.__getitem__(value, slice(None)))
         elif issubclass(kind, complex):
             self._complex(out, value)
+        elif self.handle_of is not None:
+            out.append(72)  # H
+            _varint(out, self.handle_of(value))
         else:
             name = type.__dict__["__name__"].__get__(kind)
             raise OpaqueError(f"a value of type {name!r} has no plain form")
@@ -266,6 +291,37 @@ class _Writer:
             return False
         return True
 
+    def _numpy(self, out: bytearray, value: Any, kind: type, depth: int) -> bool:
+        if kind is arrays.NdArray:
+            self._array(out, value)
+            return True
+        what = arrays.numpy_type_of(kind)
+        if not what:
+            return False
+        if what == "array" and (value.nbytes > self.bytes_left or value.size > self.nodes_left):
+            raise BudgetError("an array takes too many bytes")
+        try:
+            if what == "array":
+                self._array(out, arrays.from_numpy(value))
+            else:
+                self.write(out, arrays.plain_scalar(value), depth)
+        except arrays.ArrayError as error:
+            raise OpaqueError(str(error)) from None
+        return True
+
+    def _array(self, out: bytearray, value: arrays.NdArray) -> None:
+        self.nodes_left -= len(value.data) // arrays.item_bytes(value.dtype)
+        if self.nodes_left < 0:
+            raise BudgetError("the value has too many parts")
+        self._bytes(out, 65, value.dtype.encode())  # A
+        self._take(10 * len(value.shape))
+        _varint(out, len(value.shape))
+        for length in value.shape:
+            _varint(out, length)
+        self._take(len(value.data) + 5)
+        _varint(out, len(value.data))
+        out += value.data
+
     def _moment(self, out: bytearray, tag: int, value: Any, datetime: Any) -> None:
         if value.tzinfo is not None and type(value.tzinfo) is not datetime.timezone:
             raise OpaqueError("a time with a time zone of its own has no plain form")
@@ -278,11 +334,12 @@ def decode(
     max_bytes: int = MAX_BYTES,
     max_nodes: int = MAX_NODES,
     max_depth: int = MAX_DEPTH,
+    from_handle: "Callable[[int], Any] | None" = None,
 ) -> Any:
     """Decodes any bytes into plain data; raises CodecError for all that `encode` never wrote."""
     if len(data) > max_bytes:
         raise BudgetError(f"an encoded value of {len(data)} bytes is over the {max_bytes} allowed")
-    reader = _Reader(bytes(data), max_nodes)
+    reader = _Reader(bytes(data), max_nodes, from_handle)
     try:
         value = reader.read(max_depth)
     except CodecError:
@@ -299,10 +356,13 @@ def decode(
 class _Reader:
     """Position in the bytes of one decoding, and the parts it may still have."""
 
-    __slots__ = ("at", "data", "nodes_left")
+    __slots__ = ("at", "data", "from_handle", "nodes_left")
 
-    def __init__(self, data: bytes, max_nodes: int) -> None:
+    def __init__(
+        self, data: bytes, max_nodes: int, from_handle: "Callable[[int], Any] | None"
+    ) -> None:
         self.data = data
+        self.from_handle = from_handle
         self.at = 0
         self.nodes_left = max_nodes
 
@@ -406,7 +466,23 @@ class _Reader:
             return Fraction(*parts)
         if tag in (49, 50, 51, 52):
             return self._datetime(tag)
+        if tag == 65:
+            return self._array()
+        if tag == 72 and self.from_handle is not None:
+            return self.from_handle(self._varint())
         raise CodecError(f"malformed encoded value: unknown tag {tag}")
+
+    def _array(self) -> Any:
+        dtype = self._blob().decode("ascii")
+        num_dims = self._varint()
+        if num_dims > arrays.MAX_DIMS:
+            raise CodecError("malformed encoded value: an array has too many dimensions")
+        shape = tuple(self._varint() for _ in range(num_dims))
+        data = self._blob()
+        self.nodes_left -= len(data) // arrays.item_bytes(dtype)
+        if self.nodes_left < 0:
+            raise BudgetError("the encoded value has too many parts")
+        return arrays.build(arrays.NdArray(dtype, shape, data))
 
     def _datetime(self, tag: int) -> Any:
         import datetime

@@ -7,12 +7,19 @@ a candidate. Two modes:
   list and tuple are the same, NaN equals NaN.
 * `PYTHON_EQ`: Python's `==`, except that a NaN equals an expected NaN.
 
+An array equals an array of the same shape with equal elements, whatever the dtypes; an array of no
+dimension (a numpy float32) equals a number that rounds to it. An array is never equal to a list.
+
 Values of types outside the codec are never equal to anything.
 """
 
 import math
+import struct
 from dataclasses import dataclass
 from typing import Any
+
+from sandbox_service import arrays
+from sandbox_service.arrays import NdArray
 
 MAX_DEPTH = 400
 # Members of a set that have no exact partner are paired one by one within the tolerance.
@@ -47,6 +54,8 @@ def _equal(a: Any, b: Any, c: Comparator, depth: int) -> bool:
     kind_a, kind_b = type(a), type(b)
     if a is None or b is None:
         return a is b
+    if NdArray in (kind_a, kind_b) or "array" in map(arrays.numpy_type_of, (kind_a, kind_b)):
+        return _arrays_equal(a, b, c)
     if kind_a is bool or kind_b is bool:
         if not c.bool_is_int:
             return kind_a is kind_b and a == b
@@ -105,6 +114,43 @@ def _nans_equal(a: Any, b: Any) -> bool:
         (x == y) or (x != x and y != y)
         for x, y in ((left.real, right.real), (left.imag, right.imag))
     )
+
+
+def _arrays_equal(a: Any, b: Any, c: Comparator) -> bool:
+    try:
+        a, b = _as_data(a), _as_data(b)
+    except arrays.ArrayError:
+        return False
+    if type(a) is not NdArray or type(b) is not NdArray:
+        scalar, number = (a, b) if type(a) is NdArray else (b, a)
+        if scalar.shape or not _is_number(number):
+            return False
+        return _numbers_equal(scalar.items()[0], _rounded(number, scalar.dtype), c)
+    if a.shape != b.shape:
+        return False
+    if a.dtype == b.dtype and a.data == b.data and (c.nan_equal or a.kind not in "fc"):
+        return True
+    texts, times = "SU", "Mm"
+    if a.kind != b.kind and (a.kind in texts + times or b.kind in texts + times):
+        return False
+    if a.kind in times and a.dtype != b.dtype:
+        return False
+    return all(_equal(x, y, c, 1) for x, y in zip(a.items(), b.items()))
+
+
+def _as_data(value: Any) -> Any:
+    return arrays.from_numpy(value) if arrays.numpy_type_of(type(value)) == "array" else value
+
+
+def _rounded(number: Any, dtype: str) -> Any:
+    """`number` as the float type of an array holds it, as numpy's own comparison would."""
+    code = {"<f4": "<f", "<f2": "<e"}.get(dtype)
+    if code is None or type(number) is not float:
+        return number
+    try:
+        return struct.unpack(code, struct.pack(code, number))[0]
+    except OverflowError:
+        return math.copysign(math.inf, number)
 
 
 def _dicts_equal(a: dict[Any, Any], b: dict[Any, Any], c: Comparator, depth: int) -> bool:

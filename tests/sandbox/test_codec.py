@@ -11,12 +11,14 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra import numpy as npst
 
 from sandbox_service import codec
-from sandbox_service.compare import Comparator, equal
+from sandbox_service.compare import PYTHON_EQ, Comparator, equal
 
 _text = st.text(st.characters(codec=None, exclude_categories=()), max_size=20)
 _scalars = st.one_of(
@@ -229,3 +231,110 @@ def test_encoding_does_not_depend_on_the_hash_seed() -> None:
         for seed in ("0", "1", "2")
     }
     assert len(outputs) == 1
+
+
+_dtypes = st.one_of(
+    npst.boolean_dtypes(),
+    npst.integer_dtypes(),
+    npst.unsigned_integer_dtypes(),
+    npst.floating_dtypes(sizes=(16, 32, 64)),
+    npst.complex_number_dtypes(sizes=(64, 128)),
+    npst.unicode_string_dtypes(max_len=5),
+    npst.byte_string_dtypes(max_len=5),
+    npst.datetime64_dtypes(),
+)
+
+
+@given(npst.arrays(_dtypes, npst.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
+@settings(max_examples=200, deadline=None)
+def test_arrays_round_trip(array: Any) -> None:
+    """A right array would be refused, or reach the program changed."""
+    if array.dtype.kind == "M" and numpy.datetime_data(array.dtype)[0] == "generic":
+        return
+    data = codec.encode([array])
+    (back,) = codec.decode(data)
+    assert back.shape == array.shape
+    assert back.dtype == array.dtype.newbyteorder("<")
+    assert equal(back, array, _EXACT)
+    assert codec.encode([back]) == data
+
+
+def test_arrays_without_numpy() -> None:
+    """The server would need numpy to judge arrays, or build what a program claims."""
+    code = (
+        "import sys; from sandbox_service import codec, compare;"
+        "a, b, c = codec.decode(bytes.fromhex(sys.argv[1]));"
+        "assert 'numpy' not in sys.modules;"
+        "assert type(a) is codec.NdArray and a.items() == [1.5, 2.0], a;"
+        "assert compare.equal(a, b) and not compare.equal(a, c) and not compare.equal(a, [1.5, 2]);"
+        "print(codec.encode([a, b, c]).hex())"
+    )
+    data = codec.encode(
+        [numpy.array([1.5, 2]), numpy.array([1.5, 2], "f4"), numpy.array([[1.5, 2]])]
+    ).hex()
+    done = subprocess.run(
+        [sys.executable, "-c", code, data], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == data
+
+
+def test_numpy_scalars_are_numbers_and_strange_arrays_opaque() -> None:
+    """`return np.int64(3)` would fail a test that expects 3; object arrays run code on decoding."""
+    for value, plain in (
+        (numpy.int64(3), 3),
+        (numpy.bool_(True), True),
+        (numpy.float64(0.5), 0.5),
+        (numpy.str_("a"), "a"),
+    ):
+        decoded = codec.decode(codec.encode(value))
+        assert (type(decoded), decoded) == (type(plain), plain)
+    scalar = codec.decode(codec.encode(numpy.float32(0.1)))
+    assert equal(scalar, 0.1, PYTHON_EQ)
+    assert not equal(scalar, 0.2, PYTHON_EQ)
+    for array in (
+        numpy.array([object()]),
+        numpy.zeros(2, "i4,f4"),
+        numpy.zeros(2, numpy.longdouble),
+        numpy.matrix([[1]]),
+    ):
+        with pytest.raises(codec.OpaqueError):
+            codec.encode(array)
+    with pytest.raises(codec.BudgetError):
+        codec.encode(numpy.broadcast_to(numpy.int8(0), (1 << 20, 1 << 10)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"A\x02|O\x01\x01\x08" + b"x" * 8,  # object
+        b"A\x03<f8\x01\x02\x08" + b"x" * 8,  # two elements in eight bytes
+        b"A\x03<U0\x01\xff\xff\xff\xff\x00\x00",  # many elements of no size
+        b"A\x03<f8\x21" + b"\x01" * 33 + b"\x08" + b"x" * 8,
+        b"A\x03>f8\x00\x08" + b"x" * 8,
+        b"A\x05<i8[x\x00\x08" + b"x" * 8,
+        b"A\x07<M8[xx]\x00\x08" + b"x" * 8,
+        b"A\x05i4,f4\x00\x08" + b"x" * 8,
+        b"S\x01A\x03<f8\x00\x08" + b"x" * 8,  # unhashable where numpy is loaded
+        b"H\x01",  # a handle where none was asked for
+    ],
+)
+def test_hostile_arrays(data: bytes) -> None:
+    """A crafted dtype or shape would crash numpy or fill the memory of the server."""
+    with pytest.raises(codec.CodecError):
+        codec.decode(data)
+
+
+@given(
+    st.sampled_from(["<f8", "|b1", "<U2", "|S3", "<M8[ns]", "<c16"]),
+    st.lists(st.integers(0, 3), max_size=3),
+    st.binary(max_size=32),
+)
+@settings(max_examples=200, deadline=None)
+def test_fuzzed_arrays_decode_or_raise_one_error(dtype: str, shape: list[int], data: bytes) -> None:
+    """A record that is nearly an array stops the server if this fails."""
+    encoded = b"A" + bytes([len(dtype)]) + dtype.encode() + bytes([len(shape), *shape])
+    try:
+        value = codec.decode(encoded + bytes([len(data)]) + data)
+    except codec.CodecError:
+        return
+    equal(value, value)
