@@ -6,16 +6,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 _START_TIMEOUT_S = 60.0
 
 
 @contextlib.contextmanager
 def service_process(
-    *, slots: int | None = None, min_tier: str = "B", tier: str = ""
+    *,
+    slots: int | None = None,
+    min_tier: str = "B",
+    tier: str = "",
+    options: Sequence[str] = (),
 ) -> Iterator[str]:
     """Yields the address of a new service; ends it on the way out and if this process dies.
+
+    `options` are further ones of `codea1-sandbox serve`.
 
     Raises RuntimeError with the service's own words if it does not come up.
     """
@@ -26,6 +32,7 @@ def service_process(
         command += ["--min-tier", min_tier, "--exit-with-parent"]
         command += ["--slots", str(slots)] if slots else []
         command += ["--tier", tier] if tier else []
+        command += options
         with open(os.path.join(folder, "log"), "w+") as log:
             # A session of its own: Ctrl-C in the trainer must not end runs it still waits for.
             process = subprocess.Popen(

@@ -19,7 +19,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from codea1_jax.sandbox.client import SandboxClient
 from codea1_jax.sandbox.local import local_service
 from codea1_jax.sandbox.verdict import Call, CallStatus, Limits, Run, RunStatus
-from sandbox_service import codec, limits
+from sandbox_service import codec, launch, limits
 from sandbox_service.proto import sandbox_pb2 as pb
 from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
 
@@ -299,6 +299,14 @@ def test_health_and_reflection(service: str) -> None:
         for asked in ("", name):
             reply = checks.Check(health_pb2.HealthCheckRequest(service=asked), timeout=10)
             assert reply.status == health_pb2.HealthCheckResponse.SERVING
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        with pytest.raises(grpc.RpcError) as caught:
+            list(reflection.ServerReflectionInfo(iter([]), timeout=10))
+        assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    with (
+        launch.service_process(slots=1, options=["--reflection"]) as address,
+        grpc.insecure_channel(address) as channel,
+    ):
         listing = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(
             iter([reflection_pb2.ServerReflectionRequest(list_services="")]), timeout=10
         )
@@ -326,7 +334,7 @@ def test_cancel_and_deadline_free_the_slot(stub: pb_grpc.SandboxStub) -> None:
 
 def test_queue_is_bounded(service: str) -> None:
     """A flood would take the server's memory and everyone's patience."""
-    sleeper = _request(SLEEP, "f(20)", limits=pb.Limits(wall_s=60))
+    sleeper = _request(SLEEP, "f(20)", limits=pb.Limits(wall_s=60), no_cache=True)
     with _stub(service) as stub:
         calls = [stub.Run.future(sleeper, timeout=60) for _ in range(2 * limits.QUEUE_PER_SLOT + 9)]
         deadline = time.monotonic() + 30
