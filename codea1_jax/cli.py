@@ -4,6 +4,8 @@ codea1 train  --gin_file=gin/runs/smoke.gin --run_dir=runs/smoke [--gin.NAME=VAL
 codea1 sft    --gin_file=gin/runs/sft_tiny.gin --run_dir=runs/sft
 codea1 eval   --suite=humaneval_plus --samples=FILE.jsonl --output=OUT.json
 codea1 export --run_dir=runs/smoke --role=coder --output=DIR
+codea1 report runs/smoke [OTHER_RUN]
+codea1 compare runs/a runs/b runs/c --output=DIR
 """
 
 import argparse
@@ -20,10 +22,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_run(commands.add_parser("sft", help="supervised fine-tuning"))
     _add_eval(commands.add_parser("eval", help="HumanEval+ and MBPP+ of a model or of samples"))
     _add_export(commands.add_parser("export", help="a role of a run as a Hugging Face directory"))
+    _add_report(commands.add_parser("report", help="one or two runs as one static HTML file"))
+    _add_compare(commands.add_parser("compare", help="a table and a plot of runs, over seeds"))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.command not in ("train", "sft"):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
-    handler = {"train": _train, "sft": _sft, "eval": _eval, "export": _export}[options.command]
+    handler = {
+        "train": _train,
+        "sft": _sft,
+        "eval": _eval,
+        "export": _export,
+        "report": _report,
+        "compare": _compare,
+    }[options.command]
     from codea1_jax.errors import UserError
 
     try:
@@ -53,6 +64,19 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--step", type=int, help="default: the latest checkpoint")
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+
+
+def _add_report(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=pathlib.Path, nargs="+", help="one run folder, or two")
+    parser.add_argument("--output", type=pathlib.Path, help="default: report.html in the folder")
+    parser.add_argument(
+        "--max_mb", type=float, default=64.0, help="megabytes of rollouts in the file (default 64)"
+    )
+
+
+def _add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run_dir", type=pathlib.Path, nargs="+", help="run folders")
+    parser.add_argument("--output", type=pathlib.Path, help="folder for compare.md, .csv and .png")
 
 
 def _build(root: type, options: argparse.Namespace, flags: Sequence[str]):
@@ -96,6 +120,22 @@ def _export(options: argparse.Namespace, _: Sequence[str]) -> int:
     from codea1_jax.export import export_role
 
     export_role(options.run_dir, options.role, options.step, options.output, options.dtype)
+    return 0
+
+
+def _report(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from codea1_jax.obs.report import default_output, write_report
+
+    output = options.output or default_output(options.run_dir)
+    write_report(options.run_dir, output, options.max_mb)
+    print(f"wrote {output}: {output.stat().st_size / 1e6:.1f} MB; open it in a browser")
+    return 0
+
+
+def _compare(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from codea1_jax.obs.compare import run_compare
+
+    run_compare(options.run_dir, options.output)
     return 0
 
 
