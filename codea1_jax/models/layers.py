@@ -6,22 +6,75 @@ dimensions (see models/sharding.py).
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from codea1_jax.models.sharding import constrain
 from codea1_jax.typing import Array, Float, Int
 
+MATMUL_RESULT = "matmul"  # what remat="dots" keeps
 INIT_STDDEV = 0.02  # `initializer_range` of every Qwen2.5 config
 
 
 def matmul_precision(dtype: Any) -> lax.Precision:
     """float32 means float32: a TPU would otherwise multiply in bfloat16."""
     return lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else lax.Precision.DEFAULT
+
+
+def _apart(values: Any) -> Any:
+    """Keeps XLA's CPU backend from fusing elementwise work into the matmuls on either side.
+
+    It would then leave its fast matrix kernels: a SwiGLU MLP's backward pass takes three times as
+    long. Decided when the program is lowered, for the platform it is lowered for.
+    """
+    return lax.platform_dependent(values, cpu=lax.optimization_barrier, default=lambda v: v)
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def matmul(
+    x: Float[Array, "..."], kernel: Float[Array, "..."], num_in: int, compute_dtype: Any
+) -> Float[Array, "..."]:
+    """[*B *D] @ [*D *F] in `compute_dtype`, where D stands for `num_in` dimensions.
+
+    The kernel's gradient is summed over tokens in float32 whatever the compute dtype is.
+    """
+    return _matmul_forward(x, kernel, num_in, compute_dtype)[0]
+
+
+def _matmul_forward(x: Array, kernel: Array, num_in: int, compute_dtype: Any) -> tuple[Array, Any]:
+    contract = (tuple(range(x.ndim - num_in, x.ndim)), tuple(range(num_in)))
+    y = _dot(*_apart((x, kernel.astype(compute_dtype))), contract, compute_dtype)
+    return _apart(y), (x, kernel)
+
+
+def _matmul_backward(
+    num_in: int, compute_dtype: Any, residuals: tuple[Array, Array], y_bar: Array
+) -> tuple[Array, Array]:
+    x, kernel = residuals
+    num_batch = x.ndim - num_in
+    x, cast_kernel, y_bar = _apart((x, kernel.astype(compute_dtype), y_bar))
+    out_dims = tuple(range(num_batch, y_bar.ndim)), tuple(range(num_in, kernel.ndim))
+    x_bar = _dot(y_bar, cast_kernel, out_dims, compute_dtype)
+    batch_dims = tuple(range(num_batch))
+    kernel_bar = _dot(x, y_bar, (batch_dims, batch_dims), jnp.float32)
+    x_bar, kernel_bar = _apart((x_bar, kernel_bar))
+    return x_bar, kernel_bar.astype(kernel.dtype)
+
+
+matmul.defvjp(_matmul_forward, _matmul_backward)
+
+
+def _dot(a: Array, b: Array, contract: Any, out_dtype: Any) -> Array:
+    precision = matmul_precision(a.dtype)
+    return lax.dot_general(
+        a, b, (contract, ((), ())), precision=precision, preferred_element_type=out_dtype
+    )
 
 
 class Linear(nnx.Module):
@@ -46,11 +99,8 @@ class Linear(nnx.Module):
             self.bias = nnx.Param(jnp.zeros(out_shape, jnp.float32), axes=axes[self.num_in :])
 
     def __call__(self, x: Array) -> Array:
-        kernel = self.kernel[...].astype(self.compute_dtype)
-        contract = (tuple(range(x.ndim - self.num_in, x.ndim)), tuple(range(self.num_in)))
-        y = lax.dot_general(
-            x, kernel, (contract, ((), ())), precision=matmul_precision(self.compute_dtype)
-        )
+        y = matmul(x, self.kernel[...], self.num_in, self.compute_dtype)
+        y = checkpoint_name(y, MATMUL_RESULT)
         if self.use_bias:
             bias = self.bias[...].astype(self.compute_dtype)
             y = y + jnp.expand_dims(bias, range(y.ndim - bias.ndim))

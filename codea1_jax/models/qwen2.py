@@ -29,7 +29,7 @@ from codea1_jax.models.attention import (
     write_layer,
 )
 from codea1_jax.models.config import Qwen2Config
-from codea1_jax.models.layers import MLP, RMSNorm, VocabTable, rotary_tables
+from codea1_jax.models.layers import MATMUL_RESULT, MLP, RMSNorm, VocabTable, rotary_tables
 from codea1_jax.models.sharding import CACHE_AXES, constrain
 from codea1_jax.typing import Array, Float, Float32, Int32, Params
 
@@ -352,7 +352,7 @@ class LanguageModel:
             body = jax.checkpoint(body)
         elif self.remat == "dots":
             body = jax.checkpoint(
-                body, policy=jax.checkpoint_policies.dots_with_no_batch_dims_saveable
+                body, policy=jax.checkpoint_policies.save_only_these_names(MATMUL_RESULT)
             )
         layers = params["layers"]
         if not isinstance(layers, list):

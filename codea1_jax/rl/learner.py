@@ -63,7 +63,7 @@ class TrainState:
 
     Attributes:
       params: float32 master weights.
-      opt_state: Adam's moments, float32, sharded like the parameters.
+      opt_state: Adam's moments, sharded like the parameters.
       num_updates: int32, optimizer steps taken.
       num_skipped: int32, steps not taken: gradient not finite, or no token counted.
     """
@@ -137,21 +137,14 @@ class Learner:
         # caller may keep `params` as the frozen reference.
         params = jax.tree.map(lambda p: jnp.array(p, jnp.float32, copy=True), params)
         return TrainState(
-            params, optim.adam(self.optimizer).init(params), jnp.int32(0), jnp.int32(0)
+            params, optim.init_moments(self.optimizer, params), jnp.int32(0), jnp.int32(0)
         )
 
     def _make_state_shardings(self) -> Any:
         """A TrainState with a sharding in place of every array."""
-        shapes = jax.eval_shape(self._init_state, self.model.abstract_params())
-        opt_state = optax.tree_map_params(
-            optim.adam(self.optimizer),
-            lambda _, where: where,
-            shapes.opt_state,
-            self._param_shardings,
-            transform_non_params=lambda _: self._replicated,
-        )
         counter: Any = self._replicated
-        return TrainState(self._param_shardings, opt_state, counter, counter)
+        moments = optax.ScaleByAdamState(counter, self._param_shardings, self._param_shardings)
+        return TrainState(self._param_shardings, moments, counter, counter)
 
     # Log-probs
 
@@ -297,9 +290,8 @@ class Learner:
     def _apply_gradients(
         self, state: TrainState, grads: Params, num_tokens: Array, lr: Array
     ) -> tuple[TrainState, tuple[Array, Array]]:
-        grads = jax.tree.map(lambda g: g / num_tokens, grads)
         params, opt_state, grad_norm, is_taken = optim.clipped_step(
-            self.optimizer, state.params, state.opt_state, grads, lr
+            self.optimizer, state.params, state.opt_state, grads, num_tokens, lr
         )
         taken = is_taken.astype(jnp.int32)
         state = TrainState(
