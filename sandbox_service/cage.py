@@ -5,6 +5,8 @@
 | A-root | pid, mount, net, ipc, uts namespaces; read-only root; own uid; seccomp; rlimits |
 | A-user | the same inside a user namespace, no own uid, no capabilities |
 | B | no namespaces: seccomp without new processes, Landlock, own uid where root, rlimits |
+| C | for a kernel that is itself a sandbox (gVisor): pid namespace, own uid, seccomp, rlimits, and
+      what else of A it has |
 | D | as B without what this machine lacks of seccomp and Landlock: development |
 
 A slot tries the tier that it is told and reports OSError; the supervisor goes down the list. All of
@@ -22,7 +24,7 @@ from typing import Any
 
 from sandbox_service import linux, seccomp
 
-TIERS = ("A-root", "A-user", "B", "D")
+TIERS = ("A-root", "A-user", "B", "C", "D")
 _INNER_UID = 1000  # uid inside a user namespace: not 0, so exec never brings capabilities back
 
 
@@ -41,39 +43,54 @@ class Cage:
         self.tmp_options = f"size={config['tmp_bytes']},nr_inodes={config['tmp_inodes']},mode=1777"
         self.tmp_bytes: int = config["tmp_bytes"]
         self.scratch: str = config["scratch"]
-        self.has_namespaces = self.tier in ("A-root", "A-user")
+        self.folders: list[str] = config["folders"]  # of packages, readable for programs
+        self.has_pid_namespace = self.tier in ("A-root", "A-user", "C")
+        self.has_private_root = False
         self.has_own_uid = False
+        self._groups: list[str] = config["groups"]
+        self._has_user_namespace = False
+        self._has_own_proc = False
+        self._host_uid = os.getuid()
         self.notes: list[str] = []
-        self._child_filter = b""
+        self._has_child_filter = False
         self._rules = -1
 
     def unshare(self) -> None:
         """First half, in the parent of the slot: what must exist before the slot is forked."""
-        if self.tier == "A-root":
+        if self.tier in ("A-root", "A-user", "B") and not linux.has_pidfd():
+            raise OSError(38, "the kernel has no pidfd_open: gVisor (tier C), or before Linux 5.3")
+        for path in self._groups:
+            try:
+                with open(f"{path}/cgroup.procs", "w") as file:
+                    file.write("0")
+            except OSError as error:
+                self.notes.append(f"control group not joined: {error}")
+        if not self.has_pid_namespace:
+            return
+        self._has_user_namespace = self.tier == "A-user" or os.getuid() != 0
+        if not self._has_user_namespace:
             os.unshare(linux.CLONE_NEWPID)
-        elif self.tier == "A-user":
-            uid, gid = os.getuid(), os.getgid()
-            linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else the files below belong to root
-            os.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
-            for name, text in (
-                ("setgroups", "deny"),
-                ("uid_map", f"{_INNER_UID} {uid} 1"),
-                ("gid_map", f"{_INNER_UID} {gid} 1"),
-            ):
-                with open(f"/proc/self/{name}", "w") as file:
-                    file.write(text)
+            return
+        uid, gid = os.getuid(), os.getgid()
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # else the files below belong to root
+        os.unshare(linux.CLONE_NEWUSER | linux.CLONE_NEWPID)
+        for name, text in (
+            ("setgroups", "deny"),
+            ("uid_map", f"{_INNER_UID} {uid} 1"),
+            ("gid_map", f"{_INNER_UID} {gid} 1"),
+        ):
+            with open(f"/proc/self/{name}", "w") as file:
+                file.write(text)
 
     def enter(self, limits: dict[str, int]) -> None:
         """Second half, in the slot: raises OSError if the tier cannot be had here."""
-        if self.has_namespaces:
-            os.unshare(
-                linux.CLONE_NEWNS | linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
-            )
-            self._enter_private_root()
-            self.has_own_uid = self.tier == "A-root"
+        if self.has_pid_namespace:
+            self._unshare_rest()
+            self.has_own_uid = not self._has_user_namespace
         else:
             linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
             self._choose_uid()
+        if not self.has_private_root:
             os.makedirs(self.scratch, mode=0o700, exist_ok=True)
             if self.has_own_uid:
                 os.chown(self.scratch, self.uid, self.uid)
@@ -83,10 +100,36 @@ class Cage:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if memory runs out, the host should lose a run and nothing else
         for name, value in limits.items():
-            _limit(getattr(resource, f"RLIMIT_{name}"), value)
+            try:
+                _limit(getattr(resource, f"RLIMIT_{name}"), value)
+            except (OSError, ValueError) as error:
+                if self.tier not in ("C", "D"):
+                    raise OSError(22, f"RLIMIT_{name}: {error}") from None
+                self.notes.append(f"RLIMIT_{name}: {error}")
         self._attach_filter()
-        if not self.has_namespaces:
+        if not self.has_pid_namespace:
             self._make_rules()
+
+    def _unshare_rest(self) -> None:
+        rest = linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
+        if self.tier != "C":
+            os.unshare(linux.CLONE_NEWNS | rest)
+            with contextlib.suppress(OSError):  # only hides names
+                os.unshare(linux.CLONE_NEWCGROUP)
+            self._enter_private_root()
+            return
+        for flag in (linux.CLONE_NEWNET, linux.CLONE_NEWIPC, linux.CLONE_NEWUTS):
+            try:
+                os.unshare(flag)
+            except OSError as error:
+                self.notes.append(f"namespace {flag:#x}: {error}")
+        os.unshare(linux.CLONE_NEWNS)
+        try:
+            self._enter_private_root()
+        except OSError as error:
+            self.notes.append(f"no private root: {error}")
+            os.chdir("/")
+            self._mount_proc("/proc")
 
     def _enter_private_root(self) -> None:
         if sys.base_prefix.startswith("/tmp/"):
@@ -97,7 +140,7 @@ class Cage:
         # Any folder of the host will do: the mount is seen in this namespace only.
         new_root = next(p for p in ("/sys", "/mnt", "/tmp") if os.path.isdir(p))
         linux.mount("cage", new_root, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
-        for path in _host_folders():
+        for path in [*_host_folders(), *self.folders]:
             _bind_read_only(path, new_root + path)
         for path in ("/bin", "/sbin", "/lib", "/lib32", "/lib64"):
             if os.path.islink(path):
@@ -121,14 +164,26 @@ class Cage:
         flags = linux.MS_REMOUNT | linux.MS_RDONLY | linux.MS_NOSUID
         linux.mount("none", "/", None, flags, "size=1m,mode=755")
         self._mount_tmp()
+        self.has_private_root = True
 
     def _mount_proc(self, target: str) -> None:
         flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
-        try:
-            linux.mount("proc", target, "proc", flags, "hidepid=2")
-        except OSError as error:
-            # Never the host's: without /proc a slot still runs, it only measures less.
-            self.notes.append(f"no /proc inside: {error}")
+        # Processes only: what else is in /proc acts on the host, and in a user namespace that root
+        # made, programs have root's number for it. The second choice is for Linux before 5.8.
+        choices = ["hidepid=2,subset=pid"]
+        if not self._has_user_namespace or self._host_uid != 0:
+            choices.append("hidepid=2")
+        if self.tier == "C":
+            choices.append("")
+        for options in choices:
+            try:
+                linux.mount("proc", target, "proc", flags, options)
+                self._has_own_proc = True
+                return
+            except OSError as error:
+                # Never the host's: without /proc a slot still runs, it only measures less.
+                reason = str(error)
+        self.notes.append(f"no /proc inside: {reason}")
 
     def _mount_tmp(self) -> None:
         linux.mount("tmp", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, self.tmp_options)
@@ -147,16 +202,22 @@ class Cage:
             if not program:
                 raise OSError(38, f"seccomp: no table for {os.uname().machine}")
             linux.set_seccomp_filter(program)
-            if not self.has_namespaces:
-                self._child_filter = seccomp.no_new_processes()
+            self._has_child_filter = not self.has_pid_namespace
         except OSError as error:
-            if self.tier == "B":
+            if self.tier != "D":
                 raise
             self.notes.append(str(error))
 
     def _make_rules(self) -> None:
         """Files that a program may see where it shares the host's: the interpreter, its scratch."""
-        readable = [*_host_folders(), "/dev/urandom", "/dev/random", "/dev/zero", "/proc/self"]
+        readable = [
+            *_host_folders(),
+            *self.folders,
+            "/dev/urandom",
+            "/dev/random",
+            "/dev/zero",
+            "/proc/self",
+        ]
         readable += [p for p in ("/etc/ld.so.cache", "/etc/localtime") if os.path.exists(p)]
         try:
             rules = linux.landlock_rules(["/proc"], readable, [self.scratch, "/dev/null"])
@@ -175,18 +236,18 @@ class Cage:
         if self.has_own_uid:
             os.setresgid(self.uid, self.uid, self.uid)
             os.setresuid(self.uid, self.uid, self.uid)
-        elif self.tier == "A-user":
+        elif self._has_user_namespace:
             linux.drop_capabilities()
-        if self._child_filter:
-            linux.set_seccomp_filter(self._child_filter)
-        if not self.has_namespaces:
+        if not self.has_pid_namespace:
             linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
-        os.chdir("/tmp" if self.has_namespaces else self.scratch)
+        if self._has_child_filter:
+            linux.set_seccomp_filter(seccomp.alone(os.getpid()))
+        os.chdir("/tmp" if self.has_private_root else self.scratch)
 
     def clean(self) -> None:
         """After a run: every process of it is gone and so is what it wrote."""
         self._kill_all()
-        if not self.has_namespaces:
+        if not self.has_private_root:
             _empty_folder(self.scratch)
             return
         usage = os.statvfs("/tmp")
@@ -195,7 +256,7 @@ class Cage:
             self._mount_tmp()
 
     def _kill_all(self) -> None:
-        if self.has_namespaces:
+        if self.has_pid_namespace:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -221,7 +282,12 @@ class Cage:
         return bool(pids)
 
     def usage(self) -> tuple[float, int, int]:
-        """CPU seconds, resident bytes and number of all processes of the run (not the slot)."""
+        """CPU seconds, resident bytes and number of all processes of the run (not the slot).
+
+        Raises OSError where there is no /proc of the slot's own processes.
+        """
+        if self.has_pid_namespace and not self._has_own_proc:
+            raise OSError(2, "no /proc")
         tick, page = os.sysconf("SC_CLK_TCK"), os.sysconf("SC_PAGE_SIZE")
         slot = os.getpid()
         rows: dict[int, tuple[int, int, int]] = {}
@@ -233,7 +299,7 @@ class Cage:
                     fields = file.read().rpartition(b")")[2].split()
                 ticks = sum(int(field) for field in fields[11:15])
                 rows[int(name)] = (int(fields[1]), ticks, int(fields[21]))
-        if not self.has_namespaces:
+        if not self.has_pid_namespace:
             rows = {pid: row for pid, row in rows.items() if _descends(pid, slot, rows)}
         ticks = sum(row[1] for row in rows.values())
         return ticks / tick, sum(row[2] for row in rows.values()) * page, len(rows)

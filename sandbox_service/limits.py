@@ -1,6 +1,6 @@
 """Limits of runs and of requests: defaults, and the most that a request may ask for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 MIB = 1 << 20
 
@@ -15,9 +15,16 @@ class RunLimits:
     cpu_s: float = 3.0
     call_cpu_s: float = 2.0
     wall_s: float = 10.0
-    memory_bytes: int = 512 * MIB  # address space of each process
+    memory_bytes: int = 512 * MIB  # address space of each process; see MEMORY_SUM_FACTOR
     output_bytes: int = 4 * MIB  # stdout beyond this ends the run
     value_bytes: int = 1 * MIB  # one returned value, encoded
+
+
+def default_limits(profile: str) -> RunLimits:
+    """Limits of a request that names none: numpy reserves address space that it does not use."""
+    if profile == "numpy":
+        return replace(RunLimits(), memory_bytes=4096 * MIB)
+    return RunLimits()
 
 
 MAX_LIMITS = RunLimits(
@@ -41,6 +48,11 @@ SLOT_RLIMITS = {
     "MSGQUEUE": 0,
     "MEMLOCK": 64 * 1024,
 }
+# All processes of a run together, their files in /tmp included, may have this many times the limit
+# of one. The control group of a slot counts the slot itself too.
+MEMORY_SUM_FACTOR = 4
+SLOT_MEMORY_BYTES = 64 * MIB
+SLOT_PROCESSES = 36
 TMP_BYTES = 32 * MIB
 TMP_INODES = 2048
 
@@ -50,6 +62,8 @@ MAX_RESULT_BYTES = 24 * MIB  # all values of one run; below the message limit
 
 MAX_PROGRAM_BYTES = 1 * MIB
 MAX_CALLS = 10_000
+MAX_STDIO_CASES = 1000
+MAX_RERUNS = 10
 MAX_CALL_BYTES = 256 * 1024
 MAX_REQUEST_BYTES = 16 * MIB
 MAX_MESSAGE_BYTES = 32 * MIB

@@ -14,6 +14,7 @@ MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
 MNT_DETACH = 2
 CLONE_NEWNS, CLONE_NEWUTS, CLONE_NEWIPC = 0x20000, 0x4000000, 0x8000000
 CLONE_NEWUSER, CLONE_NEWPID, CLONE_NEWNET = 0x10000000, 0x20000000, 0x40000000
+CLONE_NEWCGROUP = 0x02000000
 
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
@@ -54,6 +55,30 @@ def pivot_root_here() -> None:
     _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)
     os.chdir("/")
+
+
+def has_pidfd() -> bool:
+    """Whether processes can be waited for by descriptor (Linux 5.3; not in every gVisor)."""
+    try:
+        os.close(os.pidfd_open(os.getpid()))
+    except OSError:
+        return False
+    return True
+
+
+def make_immortal(objects: Iterable[object]) -> bool:
+    """Ends reference counting for objects that live as long as the process (PEP 683).
+
+    A forked child that only reads such an object then leaves its memory page shared; else every
+    page it looks at is copied. The mark is taken from None, which the interpreter made immortal
+    itself; False if this interpreter keeps counts in another form.
+    """
+    mark = ctypes.c_uint32.from_address(id(None)).value
+    if mark < 1 << 31:
+        return False
+    for value in objects:
+        ctypes.c_uint32.from_address(id(value)).value = mark
+    return True
 
 
 def prctl(option: int, value: int) -> None:

@@ -8,6 +8,7 @@ see. mount and umount2 stay open: the slot itself needs them, and its children l
 
 import platform
 import struct
+from typing import NamedTuple
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -29,6 +30,7 @@ _COMMON_DENIED = (
     442,  # mount_setattr
     443,  # quotactl_fd
     447,  # memfd_secret
+    467,  # open_tree_attr
 )
 
 _X86_64 = {
@@ -41,7 +43,9 @@ _X86_64 = {
     "finit_module": 313, "delete_module": 176, "open_by_handle_at": 304,
     "name_to_handle_at": 303, "quotactl": 179, "swapon": 167, "swapoff": 168, "sethostname": 170,
     "setdomainname": 171, "acct": 163, "syslog": 103, "kcmp": 312, "fanotify_init": 300,
-    "memfd_create": 319, "iopl": 172, "ioperm": 173, "vhangup": 153,
+    "memfd_create": 319, "iopl": 172, "ioperm": 173, "vhangup": 153, "modify_ldt": 154,
+    "lookup_dcookie": 212, "nfsservctl": 180, "uselib": 134, "_sysctl": 156, "create_module": 174,
+    "query_module": 178, "io_setup": 206, "migrate_pages": 256, "move_pages": 279,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
@@ -53,13 +57,27 @@ _AARCH64 = {
     "delete_module": 106, "open_by_handle_at": 265, "name_to_handle_at": 264, "quotactl": 60,
     "swapon": 224, "swapoff": 225, "sethostname": 161, "setdomainname": 162, "acct": 89,
     "syslog": 116, "memfd_create": 279, "kcmp": 272, "fanotify_init": 262, "vhangup": 58,
+    "lookup_dcookie": 18, "nfsservctl": 42, "io_setup": 0, "migrate_pages": 238, "move_pages": 239,
 }  # fmt: skip
 _CLONE_THREAD = 0x10000
-# audit architecture, clone(2), denied calls, calls that make a process
+
+
+class _Machine(NamedTuple):
+    """Numbers of one architecture: fork and vfork, and calls whose first argument is a process."""
+
+    audit: int
+    clone: int
+    denied: dict[str, int]
+    forks: tuple[int, ...]
+    aimed: tuple[int, ...]  # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, prlimit64
+    tkill: int
+
+
 _MACHINES = {
-    "x86_64": (0xC000003E, 56, _X86_64, (57, 58)),  # fork, vfork
-    "aarch64": (0xC00000B7, 220, _AARCH64, ()),
+    "x86_64": _Machine(0xC000003E, 56, _X86_64, (57, 58), (62, 234, 129, 297, 302), 200),
+    "aarch64": _Machine(0xC00000B7, 220, _AARCH64, (), (129, 131, 138, 240, 261), 130),
 }
+_PIDFD_SEND_SIGNAL = 424
 
 
 def denylist() -> bytes:
@@ -67,10 +85,9 @@ def denylist() -> bytes:
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         return b""
-    architecture, clone, table, _ = machine
     code = [
         _instruction(_LOAD, 0, 0, _ARCH),
-        _instruction(_JUMP_EQ, 1, 0, architecture),
+        _instruction(_JUMP_EQ, 1, 0, machine.audit),
         _instruction(_RETURN, 0, 0, _KILL),  # the 32-bit view of this machine
         _instruction(_LOAD, 0, 0, _NR),
         _instruction(_JUMP_GE, 0, 1, 0x40000000),
@@ -78,10 +95,10 @@ def denylist() -> bytes:
     ]
     for number in _COMMON.values():
         code += _answer(number, _ERRNO | _ENOSYS)
-    for number in (*_COMMON_DENIED, *table.values()):
+    for number in (*_COMMON_DENIED, *machine.denied.values()):
         code += _answer(number, _ERRNO | _EPERM)
     code += [
-        _instruction(_JUMP_EQ, 0, 3, clone),
+        _instruction(_JUMP_EQ, 0, 3, machine.clone),
         _instruction(_LOAD, 0, 0, _ARG0),
         _instruction(_JUMP_SET, 0, 1, _CLONE_NEW),
         _instruction(_RETURN, 0, 0, _ERRNO | _EPERM),
@@ -90,17 +107,29 @@ def denylist() -> bytes:
     return b"".join(code)
 
 
-def no_new_processes() -> bytes:
-    """A second filter for children without a pid namespace: threads yes, processes no."""
+def alone(pid: int) -> bytes:
+    """A second filter for the child `pid` without a pid namespace: it is to be alone.
+
+    It may start threads but no processes, and may signal or limit itself but nobody else (0 is
+    itself and its process group, which it has for itself).
+    """
     machine = _MACHINES.get(platform.machine())
     if machine is None:
         return b""
-    _, clone, _, forks = machine
     code = [_instruction(_LOAD, 0, 0, _NR)]
-    for number in forks:
+    for number in (*machine.forks, machine.tkill, _PIDFD_SEND_SIGNAL):
         code += _answer(number, _ERRNO | _EPERM)
+    for number in machine.aimed:
+        code += [
+            _instruction(_JUMP_EQ, 0, 5, number),
+            _instruction(_LOAD, 0, 0, _ARG0),
+            _instruction(_JUMP_EQ, 2, 0, pid),
+            _instruction(_JUMP_EQ, 1, 0, 0),
+            _instruction(_RETURN, 0, 0, _ERRNO | _EPERM),
+            _instruction(_RETURN, 0, 0, _ALLOW),
+        ]
     code += [
-        _instruction(_JUMP_EQ, 0, 3, clone),
+        _instruction(_JUMP_EQ, 0, 3, machine.clone),
         _instruction(_LOAD, 0, 0, _ARG0),
         _instruction(_JUMP_SET, 1, 0, _CLONE_THREAD),
         _instruction(_RETURN, 0, 0, _ERRNO | _EPERM),

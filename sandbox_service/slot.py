@@ -17,14 +17,17 @@ import sys
 import time
 from typing import Any, NoReturn
 
-from sandbox_service import child, protocol
+from sandbox_service import child, limits, linux, protocol
 from sandbox_service.cage import Cage
 
 _TICK_S = 0.2
 _MIN_TICK_S = 0.004
-# rlimits are per process: the sum over the processes of a run may be this many times the limit.
-_MEMORY_SUM_FACTOR = 4
 _MAX_WALL_FACTOR = 6  # the wall limit is stretched to at most this by a busy host
+_ASLEEP_SHARE = 0.1  # of a processor: what uses less makes room for another run
+# Descriptors below are taken while a slot waits, so those that arrive never overlap with the
+# numbers that a child needs (0 to 5). The control socket is above what a child closes first.
+_FIRST_FREE_FD = 8
+_CONTROL_FD = 40
 
 
 def run(control: socket.socket, place: Cage, config: dict[str, Any]) -> NoReturn:
@@ -34,18 +37,72 @@ def run(control: socket.socket, place: Cage, config: dict[str, Any]) -> NoReturn
     except OSError as error:
         control.send(bytes([protocol.MSG_READY]) + marshal.dumps({"error": str(error)}))
         os._exit(1)
-    ready = {"error": "", "tier": place.tier, "notes": place.notes, "pid": os.getpid()}
+    control = _arrange_descriptors(control)
+    ends = _Ends(control)
+    ready = {"error": "", "tier": place.tier, "notes": place.notes}
     control.send(bytes([protocol.MSG_READY]) + marshal.dumps(ready))
     try:
         while True:
-            _serve_one(control, place)
+            _serve_one(control, place, ends)
     except BaseException as error:
         print(f"sandbox slot: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
 
 
-def _serve_one(control: socket.socket, place: Cage) -> None:
-    message, fds, _, _ = socket.recv_fds(control, 4096, 3)
+def _arrange_descriptors(control: socket.socket) -> socket.socket:
+    moved = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD))
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in range(_FIRST_FREE_FD):
+        if fd not in (null, 2):  # 2: the last words of a slot that fails
+            os.dup2(null, fd)
+    return moved
+
+
+class _Ends:
+    """Waits until a child ends: by pidfd, or by SIGCHLD where the kernel has none (gVisor)."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._poller = select.poll()
+        self._poller.register(control.fileno(), select.POLLIN)
+        self._pid = 0
+        self._fd = -1
+        self._has_pidfd = linux.has_pidfd()
+        if not self._has_pidfd:
+            self._fd, wake_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            signal.set_wakeup_fd(wake_fd, warn_on_full_buffer=False)
+            signal.signal(signal.SIGCHLD, _ignore_signal)
+            self._poller.register(self._fd, select.POLLIN)
+
+    def watch(self, pid: int) -> None:
+        self._pid = pid
+        if self._has_pidfd:
+            self._fd = os.pidfd_open(pid)
+            self._poller.register(self._fd, select.POLLIN)
+
+    def wait(self, timeout_s: float) -> tuple[bool, bool]:
+        """Whether the child has ended, and whether there is a message."""
+        events = dict(self._poller.poll(timeout_s * 1000))
+        is_over = self._fd in events
+        if is_over and not self._has_pidfd:
+            with contextlib.suppress(BlockingIOError):
+                os.read(self._fd, 4096)
+        if not self._has_pidfd:  # the signal may be another child's, or have come before `watch`
+            flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            is_over = os.waitid(os.P_PID, self._pid, flags) is not None
+        return is_over, any(fd != self._fd for fd in events)
+
+    def close(self) -> None:
+        if self._has_pidfd:
+            self._poller.unregister(self._fd)
+            os.close(self._fd)
+
+
+def _ignore_signal(number: int, frame: object) -> None:
+    """A handler of our own: the default for SIGCHLD would not wake anybody."""
+
+
+def _serve_one(control: socket.socket, place: Cage, ends: _Ends) -> None:
+    message, fds, _, _ = socket.recv_fds(control, 4096, 4)
     if not message:
         os._exit(0)
     if message[0] != protocol.MSG_START:
@@ -53,17 +110,17 @@ def _serve_one(control: socket.socket, place: Cage) -> None:
     start = protocol.START.unpack(message)
     pid = os.fork()
     if pid == 0:
-        _become_child(control, place, start, fds)
+        _become_child(place, start, fds)
     for fd in fds:
         os.close(fd)
     _, run_id, cpu_s, wall_s, memory_bytes, _ = start
-    pidfd = os.pidfd_open(pid)
+    ends.watch(pid)
     try:
-        reason = _watch(control, place, (pid, pidfd, run_id), cpu_s, wall_s, memory_bytes)
+        reason = _watch(control, place, ends, (pid, run_id), (cpu_s, wall_s, memory_bytes))
         if reason:
-            signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
     finally:
-        os.close(pidfd)
+        ends.close()
     _, status, usage = os.wait4(pid, 0)
     place.clean()
     cpu_s = usage.ru_utime + usage.ru_stime
@@ -72,28 +129,22 @@ def _serve_one(control: socket.socket, place: Cage) -> None:
     )
 
 
-def _become_child(
-    control: socket.socket, place: Cage, start: tuple[Any, ...], fds: list[int]
-) -> NoReturn:
-    """In the child: descriptors 0 to 4 in place and nothing else open, then the program."""
+def _become_child(place: Cage, start: tuple[Any, ...], fds: list[int]) -> NoReturn:
+    """In the child: descriptors 0 to 4 (5: the channel) and nothing else open, then the program."""
     status = 71
     try:
         _, _, cpu_s, _, memory_bytes, payload_bytes = start
-        control.detach()
         os.setsid()
-        # First out of the way, then into place: the numbers may overlap.
-        payload_fd, result_fd, output_fd = [fcntl.fcntl(fd, fcntl.F_DUPFD, 16) for fd in fds]
-        null = os.open(os.devnull, os.O_RDWR)
-        os.dup2(null, 0)
-        os.dup2(output_fd, 1)
-        os.dup2(null, 2)
-        os.dup2(result_fd, 3)
-        os.dup2(payload_fd, 4)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(0, 2)  # 0 is /dev/null
+        for target, fd in zip((4, 3, 1, 5), fds):  # payload, results, output, channel
+            os.dup2(fd, target)
         _set_limit(resource.RLIMIT_AS, memory_bytes)
         # A backstop with a resolution of one second; the slot itself is more exact.
         _set_limit(resource.RLIMIT_CPU, int(cpu_s) + 2)
         place.become_child()
-        os.closerange(5, 256)
+        os.closerange(5 + (len(fds) > 3), 256)
         payload = bytearray()
         while len(payload) < payload_bytes:
             part = os.pread(4, payload_bytes - len(payload), len(payload))
@@ -115,24 +166,22 @@ def _set_limit(which: int, wanted: int) -> None:
 def _watch(
     control: socket.socket,
     place: Cage,
-    target: tuple[int, int, int],
-    cpu_s: float,
-    wall_s: float,
-    memory_bytes: int,
+    ends: _Ends,
+    run: tuple[int, int],
+    ends_at: tuple[float, float, int],
 ) -> int:
     """Waits for the child to end or for a reason to end it; returns that reason."""
-    pid, pidfd, run_id = target
-    poller = select.poll()
-    poller.register(pidfd, select.POLLIN)
-    poller.register(control.fileno(), select.POLLIN)
+    pid, run_id = run
+    cpu_s, wall_s, memory_bytes = ends_at
     start = time.monotonic()
     clock = (~pid << 3) | 2  # the process's CPU clock, as clock_getcpuclockid(3) would name it
     wait_s = min(_TICK_S, cpu_s, wall_s)
+    is_asleep = False
     while True:
-        events = dict(poller.poll(max(_MIN_TICK_S, wait_s) * 1000))
-        if pidfd in events:
+        is_over, has_message = ends.wait(max(_MIN_TICK_S, wait_s))
+        if is_over:
             return protocol.REASON_NONE
-        if events:
+        if has_message:
             message = control.recv(4096)
             if not message:
                 place.clean()
@@ -147,7 +196,7 @@ def _watch(
         with contextlib.suppress(OSError):
             all_s, resident, num_processes = place.usage()
             used_s = max(used_s, all_s)
-            if resident > _MEMORY_SUM_FACTOR * memory_bytes:
+            if resident > limits.MEMORY_SUM_FACTOR * memory_bytes:
                 return protocol.REASON_MEMORY
         if used_s >= cpu_s:
             return protocol.REASON_CPU
@@ -156,6 +205,10 @@ def _watch(
             deadline = min(wall_s + _waited_s(pid), _MAX_WALL_FACTOR * wall_s)
         if elapsed >= deadline:
             return protocol.REASON_WALL
+        is_busy = used_s + _waited_s(pid) >= _ASLEEP_SHARE * elapsed
+        if not is_busy and not is_asleep and elapsed >= _TICK_S:
+            is_asleep = True
+            control.send(protocol.STOP.pack(protocol.MSG_ASLEEP, run_id))
         wait_s = min(_TICK_S, cpu_s - used_s, deadline - elapsed)
 
 

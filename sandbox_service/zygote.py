@@ -1,4 +1,4 @@
-"""The fork server: `python -s -P -S -B zygote.py PROFILE`, control socket on descriptor 3.
+"""The fork server: `python -s -P -S -B zygote.py PROFILE [FOLDER]`, control socket on descriptor 3.
 
 Started by exec before the server imports grpc, because forking a process that runs gRPC loses
 threads for good. It warms the compiler, imports what programs often import, freezes the garbage
@@ -25,15 +25,17 @@ from sandbox_service import cage, child, linux, protocol, slot  # noqa: E402
 CONTROL_FD = 3
 
 # "core" is the cheapest child; "std" has the modules that programs import most, since importing
-# `typing` alone costs a child more than the whole fork.
-PROFILES = {
-    "core": (),
-    "std": (
+# `typing` alone costs a child more than the whole fork. "numpy" finds packages in FOLDER.
+_STD = (
         "typing", "re", "collections", "collections.abc", "functools", "itertools", "math",
         "heapq", "bisect", "string", "copy", "operator", "random", "datetime", "enum",
         "dataclasses", "statistics", "json",
-    ),
-}  # fmt: skip
+)  # fmt: skip
+PROFILES = {
+    "core": (),
+    "std": _STD,
+    "numpy": (*_STD, "numpy", "numpy.linalg", "numpy.random", "unittest", "unittest.mock"),
+}
 
 _WARM_PROGRAM = b"""
 def warm(a, b=(), *c, **d):
@@ -74,6 +76,7 @@ def main() -> None:
     linux.prctl(linux.PR_SET_PDEATHSIG, signal.SIGKILL)
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    sys.path += sys.argv[2:]
     for name in PROFILES[sys.argv[1]]:
         importlib.import_module(name)
     warm_up()
@@ -87,8 +90,21 @@ def main() -> None:
     control = socket.socket(fileno=CONTROL_FD)
     control.set_inheritable(False)
     gc.collect()
+    linux.make_immortal(_all_objects())
     gc.freeze()
     serve(control)
+
+
+def _all_objects() -> list[object]:
+    """Everything that is reachable from what the garbage collector knows."""
+    seen: dict[int, object] = {}
+    todo = gc.get_objects()
+    while todo:
+        value = todo.pop()
+        if id(value) not in seen and value is not seen and value is not todo:
+            seen[id(value)] = value
+            todo += gc.get_referents(value)
+    return list(seen.values())
 
 
 def serve(control: socket.socket) -> None:
@@ -120,7 +136,7 @@ def start_slot(config: dict[str, object], control_fd: int) -> None:
     except OSError as error:
         control.send(bytes([protocol.MSG_READY]) + marshal.dumps({"error": str(error)}))
         os._exit(1)
-    if place.has_namespaces:
+    if place.has_pid_namespace:
         pid = os.fork()
         if pid:
             control.close()
