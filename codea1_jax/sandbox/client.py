@@ -4,127 +4,87 @@
         result = client.submit(Run("def f(x): return x + 1", (Call("f", (1,)),))).result()
         assert result.outcomes[0].value == 2
 
-All runs share one bidirectional stream. At most `window` of them are with the service at a time,
-the others wait here, so any number may be submitted at once. When the stream breaks it is opened
-again, with growing pauses, and what was unanswered is sent again (runs have no side effects). A run
-gives up as INTERNAL, with UNKNOWN outcomes, `deadline_s` after it was sent without an answer, or
-when the service has shown no sign of life for that long. Trouble with the infrastructure is never
-an exception.
+Any number of hosts, one bidirectional stream to each (`host.py`). At most `window` runs are with a
+host at a time, the others wait here, so any number may be submitted at once; a run goes to the host
+with the least outstanding work. A host that is unreachable, silent or failing is left alone for a
+while, and what it has not answered goes to the others (runs have no side effects). A run that one
+host keeps for a third of the deadline is sent to another one as well; the first answer counts.
+
+A run gives up as INTERNAL, with UNKNOWN outcomes, `deadline_s` after it was first sent without an
+answer, or when no host has shown a sign of life for that long. Trouble with the infrastructure is
+never an exception.
 """
 
 import collections
 import contextlib
-import itertools
 import logging
-import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
 from typing import Any, Self
 
-import grpc
-
-from codea1_jax.sandbox.verdict import CallStatus, Limits, Outcome, Run, RunResult, RunStatus
-from sandbox_service import codec, limits
+from codea1_jax.sandbox import wire
+from codea1_jax.sandbox.host import Host
+from codea1_jax.sandbox.verdict import Limits, Run, RunResult
+from codea1_jax.sandbox.wire import Job
+from sandbox_service.channel import Security
 from sandbox_service.proto import sandbox_pb2 as pb
-from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
 
 log = logging.getLogger(__name__)
 
-_FIRST_PAUSE_S, _MAX_PAUSE_S = 0.05, 2.0
 _TICK_S = 0.1
-_MAX_INTERNAL_RETRIES = 1
-_OPTIONS = (
-    ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 2000),
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 20_000),
-)
-_STATUS = {
-    pb.OK: RunStatus.OK,
-    pb.LOAD_ERROR: RunStatus.LOAD_ERROR,
-    pb.TIMEOUT: RunStatus.TIMEOUT,
-    pb.MEMORY: RunStatus.MEMORY,
-    pb.OUTPUT_LIMIT: RunStatus.OUTPUT_LIMIT,
-    pb.CRASH: RunStatus.CRASH,
-    pb.NO_RESULT: RunStatus.NO_RESULT,
-    pb.INTERNAL: RunStatus.INTERNAL,
-}
-_CALL_STATUS = {
-    pb.CALL_VALUE: CallStatus.VALUE,
-    pb.CALL_ERROR: CallStatus.ERROR,
-    pb.CALL_OPAQUE: CallStatus.ERROR,
-    pb.CALL_OVERSIZED: CallStatus.ERROR,
-    pb.CALL_TIMEOUT: CallStatus.TIMEOUT,
-    pb.CALL_MEMORY: CallStatus.MEMORY,
-    pb.CALL_CRASH: CallStatus.ERROR,
-    pb.CALL_NOT_RUN: CallStatus.NOT_RUN,
-    pb.CALL_UNKNOWN: CallStatus.UNKNOWN,
-}
-
-
-class MalformedReply(ValueError):
-    """The service answered something that is no answer to the request."""
-
-
-@dataclass
-class _Job:
-    """One run on its way. `bad_calls` were not sent: their arguments have no plain form."""
-
-    request: pb.RunRequest
-    num_calls: int
-    bad_calls: dict[int, str]
-    future: "Future[RunResult]" = field(default_factory=Future)
-    submitted_s: float = field(default_factory=time.monotonic)
-    sent_s: float = 0.0
-    num_retries: int = 0
+_SECOND_HOST_AFTER = 1 / 3  # of the deadline
+_MAX_INTERNAL_RETRIES = 1  # on top of one for every further host
 
 
 class SandboxClient:
-    """A thread-safe connection to one service. Close it, or use it as a context manager."""
+    """A thread-safe connection to the hosts. Close it, or use it as a context manager."""
 
     def __init__(
         self,
-        address: str,
+        addresses: str | Sequence[str],
         *,
         deadline_s: float = 180.0,
         window: int | None = None,
         default_limits: Limits | None = None,
+        security: Security | None = None,
     ) -> None:
         """Connects in the background: an unreachable service shows in the results, not here.
 
         Args:
-          address: HOST:PORT of the service.
+          addresses: HOST:PORT of the service; several as a list or separated by commas.
           deadline_s: see the module's text. Should exceed what the longest run may take.
-          window: runs with the service at a time; None: what the service announces.
+          window: runs with one host at a time; None: what the host announces.
           default_limits: limits for runs that leave a limit at None.
+          security: TLS and token, the same for all hosts; None: plain text.
+
+        Raises:
+          ValueError: there is no address, or a file that `security` names cannot be used.
         """
-        self._address = address
+        if isinstance(addresses, str):
+            addresses = addresses.split(",")
+        self._addresses = list(dict.fromkeys(a.strip() for a in addresses if a.strip()))
+        if not self._addresses:
+            raise ValueError("no address of a sandbox service: give HOST:PORT, or several")
         self._deadline_s = deadline_s
-        self._window = window
         self._default_limits = default_limits or Limits()
-        self._ids = itertools.count(1)
         self._lock = threading.Condition()
-        self._waiting: collections.deque[_Job] = collections.deque()
-        self._sent: dict[int, _Job] = {}
-        self._last_sign_s = time.monotonic()
+        self._waiting: collections.deque[Job] = collections.deque()
+        self._jobs: set[Job] = set()  # all that have no answer yet
         self._is_closed = False
-        self._channel = grpc.insecure_channel(address, options=_OPTIONS)
-        self._stub = pb_grpc.SandboxStub(self._channel)
-        self._threads = [
-            threading.Thread(target=target, name=f"sandbox-{name}", daemon=True)
-            for name, target in (("stream", self._keep_streaming), ("deadlines", self._expire))
+        self._hosts = [
+            Host(address, self, self._lock, window, security or Security())
+            for address in self._addresses
         ]
-        for thread in self._threads:
-            thread.start()
+        self._watcher = threading.Thread(target=self._watch, name="sandbox-watch", daemon=True)
+        self._watcher.start()
+        for host in self._hosts:
+            host.start()
 
     def submit(self, run: Run) -> "Future[RunResult]":
         """Sends a run; the future resolves to its result and never to an exception."""
-        job = self._job(run)
+        job = wire.job(run, self._default_limits)
         if isinstance(job, RunResult):
             done: Future[RunResult] = Future()
             done.set_result(job)
@@ -133,12 +93,15 @@ class SandboxClient:
         job.future.set_running_or_notify_cancel()
         with self._lock:
             if self._is_closed:
-                job.future.set_result(_unknown(len(run.calls), "the client is closed"))
+                job.future.set_result(wire.unknown(len(run.calls), "the client is closed"))
                 return job.future
-            if not self._waiting and not self._sent:
-                self._last_sign_s = time.monotonic()  # an idle service owes no sign of life
+            if not self._jobs:
+                for host in self._hosts:
+                    host.last_sign_s = time.monotonic()  # an idle service owes no sign of life
+                self._lock.notify_all()
+            self._jobs.add(job)
             self._waiting.append(job)
-            self._lock.notify_all()
+            self.dispatch()
         return job.future
 
     def run_many(self, runs: Sequence[Run]) -> list[RunResult]:
@@ -146,40 +109,50 @@ class SandboxClient:
         return [future.result() for future in [self.submit(run) for run in runs]]
 
     def info(self, timeout_s: float = 10.0) -> dict[str, Any]:
-        """What the service says about itself. Raises ConnectionError if it does not answer."""
-        try:
-            message = self._stub.GetInfo(pb.InfoRequest(), timeout=timeout_s, wait_for_ready=True)
-        except grpc.RpcError as error:
-            raise ConnectionError(
-                f"no sandbox service at {self._address}: {error.code().name}: {error.details()}"
-            ) from None
+        """What the service says about itself: of several hosts the first that answers.
+
+        `slots` and `window` are sums over the hosts that answer. Raises ConnectionError if none
+        does.
+        """
+        deadline = time.monotonic() + timeout_s
+        found, reasons = [], []
+        calls = [(host, host.ask(timeout_s)) for host in self._hosts]
+        for host, call in calls:
+            try:
+                found.append(call.result(max(0.1, deadline - time.monotonic())))
+            except Exception as error:  # gRPC's, and that of its futures
+                reasons.append(f"{host.address}: {wire.reason(error)}")
+        if not found:
+            raise ConnectionError(f"no sandbox service at {'; '.join(reasons)}")
+        first = found[0]
         return {
-            "tier": message.tier,
-            "notes": list(message.notes),
-            "python": message.python,
-            "slots": message.slots,
-            "window": message.window,
-            "version": message.version,
-            "codec_version": message.codec_version,
-            "max_program_bytes": message.max_program_bytes,
-            "max_calls": message.max_calls,
+            "tier": max(info.tier for info in found),  # the weakest: tiers sort by letter
+            "notes": list(first.notes),
+            "python": first.python,
+            "slots": sum(info.slots for info in found),
+            "window": sum(info.window for info in found),
+            "version": first.version,
+            "codec_version": first.codec_version,
+            "max_program_bytes": first.max_program_bytes,
+            "max_calls": first.max_calls,
+            "num_hosts": len(found),
         }
 
     def close(self) -> None:
-        """Ends the stream; unanswered runs become INTERNAL."""
+        """Ends the streams; unanswered runs become INTERNAL."""
         with self._lock:
             if self._is_closed:
                 return
             self._is_closed = True
-            jobs = [*self._sent.values(), *self._waiting]
-            self._sent.clear()
+            jobs = list(self._jobs)
+            self._jobs.clear()
             self._waiting.clear()
             self._lock.notify_all()
-        self._channel.close()
+        for host in self._hosts:
+            host.close()
         _give_up(jobs, "the client was closed")
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(5)
+        if self._watcher is not threading.current_thread():
+            self._watcher.join(5)
 
     def __enter__(self) -> Self:
         return self
@@ -187,200 +160,92 @@ class SandboxClient:
     def __exit__(self, *unused: object) -> None:
         self.close()
 
-    def _job(self, run: Run) -> "_Job | RunResult":
-        """Encodes a run. What cannot be sent is answered at once, as the program's own fault."""
-        program = run.program.encode("utf-8", "surrogatepass")
-        if len(program) > limits.MAX_PROGRAM_BYTES:
-            message = f"a program of {len(program)} bytes is over {limits.MAX_PROGRAM_BYTES}"
-            outcomes = tuple(Outcome(CallStatus.NOT_RUN) for _ in run.calls)
-            return RunResult(RunStatus.LOAD_ERROR, outcomes, message=message)
-        request = pb.RunRequest(
-            program=pb.Source(inline=program),
-            entry_point=run.entry_point,
-            seed=run.seed,
-            limits=_wire_limits(run.limits, self._default_limits),
-        )
-        bad_calls = {}
-        for index, call in enumerate(run.calls):
-            try:
-                args = codec.encode(tuple(call.args), max_bytes=limits.MAX_CALL_BYTES // 2)
-                kwargs = codec.encode(dict(call.kwargs), max_bytes=limits.MAX_CALL_BYTES // 4)
-            except codec.CodecError as error:
-                bad_calls[index] = str(error)
-                continue
-            invocation = pb.Invocation(entry_point=call.entry_point, args=args, kwargs=kwargs)
-            request.calls.add(invocation=invocation)
-        return _Job(request, len(run.calls), bad_calls)
+    # What hosts call. `dispatch`, `has_work` and `take_back` want the lock to be held.
 
-    # The stream: one thread reads replies; gRPC's own thread pulls requests from `_requests`.
+    @property
+    def has_work(self) -> bool:
+        return bool(self._jobs)
 
-    def _keep_streaming(self) -> None:
-        pause_s = _FIRST_PAUSE_S
-        while not self._is_closed:
-            with self._lock:
-                while not (self._waiting or self._sent or self._is_closed):
-                    self._lock.wait()
-                if self._is_closed:
-                    return
-            got_reply = False
-            try:
-                if self._window is None:
-                    self._window = max(1, self.info(timeout_s=5.0)["window"])
-                stop = threading.Event()
-                try:
-                    for reply in self._stub.Execute(self._requests(stop), wait_for_ready=False):
-                        got_reply = True
-                        self._receive(reply)
-                finally:
-                    stop.set()
-                reason = "the stream ended"
-            except (grpc.RpcError, ConnectionError, ValueError) as error:
-                reason = error.details() if isinstance(error, grpc.RpcError) else str(error)
-            if self._is_closed:
+    @property
+    def num_hosts(self) -> int:
+        return len(self._hosts)
+
+    def dispatch(self) -> None:
+        """Gives waiting runs to the hosts with the least outstanding work."""
+        while self._waiting:
+            free = [host for host in self._hosts if host.has_room]
+            if not free:
                 return
-            pause_s = _FIRST_PAUSE_S if got_reply else min(2 * pause_s, _MAX_PAUSE_S)
-            log.warning("sandbox stream to %s broke (%s); trying again", self._address, reason)
-            self._take_back()
-            time.sleep(pause_s * random.uniform(0.5, 1.5))
+            job = self._waiting.popleft()
+            if job in self._jobs:
+                choice = [host for host in free if host not in job.failed_at] or free
+                min(choice, key=lambda host: host.load).send(job)
 
-    def _take_back(self) -> None:
-        """After a break: unanswered runs go to the front of the queue and keep their clocks."""
+    def take_back(self, jobs: Sequence[Job]) -> None:
+        """What a host will not answer: to the front of the queue; the clocks of the runs go on."""
+        lost = [job for job in jobs if job in self._jobs and not job.num_copies]
+        self._waiting.extendleft(reversed(lost))
+        self.dispatch()
+
+    def receive(self, host: Host, job: Job, reply: pb.RunReply) -> None:
+        """A reply to a run of ours: resolves the run, or has it tried elsewhere."""
+        max_retries = _MAX_INTERNAL_RETRIES + len(self._hosts) - 1
         with self._lock:
-            for job in reversed(self._sent.values()):
-                self._waiting.appendleft(job)
-            self._sent.clear()
-
-    def _requests(self, stop: threading.Event) -> Iterator[pb.RunRequest]:
-        window = self._window or 1
-        while True:
-            with self._lock:
-                while not stop.is_set() and not self._is_closed:
-                    if self._waiting and len(self._sent) < window:
-                        break
-                    self._lock.wait(1.0)
-                else:
-                    return
-                job = self._waiting.popleft()
-                if job.future.done():
-                    continue
-                job.request.id = next(self._ids)
-                job.sent_s = job.sent_s or time.monotonic()
-                self._sent[job.request.id] = job
-            yield job.request
-
-    def _receive(self, reply: pb.RunReply) -> None:
-        with self._lock:
-            self._last_sign_s = time.monotonic()
-            job = self._sent.pop(reply.id, None)
-            self._lock.notify_all()
-            is_retried = (
-                job is not None
-                and reply.status == pb.INTERNAL
-                and job.num_retries < _MAX_INTERNAL_RETRIES
-            )
-            if job is not None and is_retried:
+            if job not in self._jobs:
+                return  # too late, or another host was faster
+            if reply.status == pb.INTERNAL and job.num_copies:
+                return  # another host is at it
+            if reply.status == pb.INTERNAL and job.num_retries < max_retries:
                 job.num_retries += 1
+                job.failed_at.add(host)
                 self._waiting.append(job)
-        if job is None or is_retried or job.future.done():
-            return
+                self.dispatch()
+                return
+            self._jobs.remove(job)
         try:
-            result = _result(reply, job)
-        except MalformedReply as error:
-            log.warning("malformed reply from the sandbox: %s", error)
-            result = _unknown(job.num_calls, f"malformed reply: {error}")
-        _resolve(job, result)
+            result = wire.result(reply, job)
+        except wire.MalformedReply as error:
+            log.warning("malformed reply from the sandbox at %s: %s", host.address, error)
+            result = wire.unknown(job.num_calls, f"malformed reply: {error}")
+        job.future.set_result(result)
 
-    def _expire(self) -> None:
-        """Gives up on runs whose time is over."""
+    def _watch(self) -> None:
+        """Gives up on runs whose time is over; looks after silent hosts and slow runs."""
         while True:
             with self._lock:
                 if self._is_closed:
                     return
-                self._lock.wait(_TICK_S if self._sent or self._waiting else 1.0)
+                self._lock.wait(_TICK_S if self._jobs else 1.0)
                 now = time.monotonic()
-                is_silent = now - self._last_sign_s > self._deadline_s
+                last_sign_s = max(host.last_sign_s for host in self._hosts)
+                is_silent = now - last_sign_s > self._deadline_s
                 late = [
                     job
-                    for job in (*self._sent.values(), *self._waiting)
+                    for job in self._jobs
                     if (job.sent_s and now - job.sent_s > self._deadline_s)
                     or (is_silent and now - job.submitted_s > self._deadline_s)
                 ]
-                for job in late:
-                    self._sent.pop(job.request.id, None)
-                    with contextlib.suppress(ValueError):
-                        self._waiting.remove(job)
-                if late:
-                    self._lock.notify_all()
-            _give_up(late, f"no answer from {self._address} within {self._deadline_s:g} s")
+                self._jobs.difference_update(late)
+                for host in self._hosts:
+                    self._tidy(host, now)
+                    host.look_after(now)
+                self.dispatch()
+            names = ", ".join(f"{host.address} ({host.trouble})" for host in self._hosts)
+            _give_up(late, f"no answer within {self._deadline_s:g} s from {names}")
+
+    def _tidy(self, host: Host, now_s: float) -> None:
+        """Forgets what needs no answer any more; has a second host try what takes very long."""
+        patience_s = _SECOND_HOST_AFTER * self._deadline_s
+        for number, job, sent_s in host.unanswered():
+            if job not in self._jobs:
+                host.forget(number)
+            elif now_s - sent_s > patience_s and job.num_copies == 1:
+                others = [other for other in self._hosts if other is not host and other.has_room]
+                if others:
+                    min(others, key=lambda other: other.load).send(job)
 
 
-def _wire_limits(wanted: Limits, default: Limits) -> pb.Limits:
-    wire = pb.Limits()
-    for name in ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes"):
-        value = getattr(wanted, name)
-        if value is None:
-            value = getattr(default, name)
-        if value is not None:
-            setattr(wire, name, value)
-    return wire
-
-
-def _result(reply: pb.RunReply, job: _Job) -> RunResult:
-    """Checks and decodes a reply. Raises MalformedReply."""
-    if reply.status == pb.INVALID:
-        return _unknown(job.num_calls, f"the service refused the request: {reply.message}")
-    status = _STATUS.get(reply.status)
-    if status is None:
-        raise MalformedReply(f"unknown status {reply.status}")
-    if len(reply.outcomes) != job.num_calls - len(job.bad_calls):
-        raise MalformedReply(
-            f"{len(reply.outcomes)} outcomes for {job.num_calls - len(job.bad_calls)} calls"
-        )
-    answered = iter(reply.outcomes)
-    outcomes = tuple(
-        Outcome(CallStatus.ERROR, error_type="CodecError", message=job.bad_calls[index])
-        if index in job.bad_calls
-        else _outcome(next(answered))
-        for index in range(job.num_calls)
-    )
-    return RunResult(
-        status=status,
-        outcomes=outcomes,
-        message=reply.message,
-        stdout=reply.stdout.decode("utf-8", "replace"),
-        cpu_s=reply.cpu_us / 1e6,
-        wall_s=reply.wall_us / 1e6,
-        tier=reply.tier,
-    )
-
-
-def _outcome(wire: pb.Outcome) -> Outcome:
-    status = _CALL_STATUS.get(wire.status)
-    if status is None:
-        raise MalformedReply(f"unknown call status {wire.status}")
-    value = None
-    error_type, message = wire.error_type, wire.error_message.decode("utf-8", "replace")
-    if status is CallStatus.VALUE:
-        try:
-            value = codec.decode(wire.value, max_bytes=limits.MAX_LIMITS.value_bytes)
-        except codec.CodecError as error:
-            # The service passes values on as they come: only a program that wrote to the result
-            # pipe itself can have made these bytes.
-            status, error_type, message = CallStatus.ERROR, "CodecError", str(error)
-    return Outcome(status, value, error_type, message, wire.cpu_us / 1e6)
-
-
-def _unknown(num_calls: int, message: str) -> RunResult:
-    outcomes = tuple(Outcome(CallStatus.UNKNOWN) for _ in range(num_calls))
-    return RunResult(RunStatus.INTERNAL, outcomes, message=message)
-
-
-def _give_up(jobs: Sequence[_Job], message: str) -> None:
+def _give_up(jobs: Sequence[Job], message: str) -> None:
     for job in jobs:
-        _resolve(job, _unknown(job.num_calls, message))
-
-
-def _resolve(job: _Job, result: RunResult) -> None:
-    # The reader and the deadline watch may both come to the end of a run: the first one counts.
-    with contextlib.suppress(Exception):
-        job.future.set_result(result)
+        with contextlib.suppress(Exception):  # the reader was faster
+            job.future.set_result(wire.unknown(job.num_calls, message))
