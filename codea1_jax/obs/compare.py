@@ -9,6 +9,7 @@ import dataclasses
 import io
 import pathlib
 import statistics
+import tokenize
 from collections.abc import Iterable, Mapping, Sequence
 
 from gin import config_parser
@@ -137,7 +138,7 @@ def bindings(config: str) -> dict[str, str]:
                 value = statement.value
                 is_name = isinstance(value, str) and value[:1] in ("@", "%")
                 found[scope + name] = value if is_name else repr(value)
-    except (SyntaxError, ValueError) as error:
+    except (SyntaxError, ValueError, tokenize.TokenError) as error:
         raise UserError(f"config.gin cannot be read: {' '.join(str(error).split())}") from error
     return found
 

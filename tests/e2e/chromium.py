@@ -128,12 +128,12 @@ class Page:
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
 
-    def open(self, path: pathlib.Path) -> float:
-        """Opens a file; seconds until the report says that it is drawn."""
-        started = time.monotonic()
+    def open(self, path: pathlib.Path) -> None:
+        """Opens a report and waits until it says that it is drawn."""
+        self.call("Page.navigate", url="about:blank")
+        self.wait("location.href === 'about:blank'")
         self.call("Page.navigate", url=path.resolve().as_uri())
         self.wait("document.documentElement?.dataset.ready === 'true'")
-        return time.monotonic() - started
 
     def run(self, script: str) -> Any:
         """The value of an expression (or of the promise it gives)."""
