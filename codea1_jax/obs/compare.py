@@ -354,6 +354,7 @@ def plot(comparison: Comparison, path: pathlib.Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from matplotlib.ticker import MaxNLocator
 
     figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.2), constrained_layout=True)
     for axis, (key, title) in zip(axes, PANELS, strict=True):
@@ -374,6 +375,7 @@ def plot(comparison: Comparison, path: pathlib.Path) -> None:
             axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
         axis.set_title(title, fontsize=10)
         axis.set_xlabel("step", fontsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
     if len(comparison.groups) > 1:
         axes[0].legend(fontsize=8)

@@ -93,7 +93,10 @@ def render(runs: Sequence[RunFolder], max_mb: float) -> str:
     budget = int(max_mb * 1e6 / len(runs))
     embedded = [embed_rollouts(run, budget) for run in runs]
     data = {
-        "runs": [_run_data(run, rollouts) for run, rollouts in zip(runs, embedded, strict=True)],
+        "runs": [
+            _run_data(name, run, rollouts)
+            for name, run, rollouts in zip(_names(runs), runs, embedded, strict=True)
+        ],
         "differences": _differences(runs),
     }
     blocks = [
@@ -147,11 +150,18 @@ def _policy(script: str, style: str) -> str:
     )
 
 
-def _run_data(run: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
-    summary = dataclasses.asdict(compare.summarize(run))
+def _names(runs: Sequence[RunFolder]) -> list[str]:
+    """Folder names, with what is above them where they are the same."""
+    names = [run.name for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    return [f"{run.path.resolve().parent.name}/{run.name}" for run in runs]
+
+
+def _run_data(name: str, run: RunFolder, rollouts: Rollouts) -> dict[str, Any]:
     return {
-        "name": run.name,
-        "summary": summary,
+        "name": name,
+        "summary": dataclasses.asdict(compare.summarize(run)),
         "config": clip(run.config),
         "steps": [row["step"] for row in run.rows],
         "metrics": _columns(run.rows),

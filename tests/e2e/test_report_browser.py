@@ -180,6 +180,35 @@ def test_two_runs_are_overlaid_and_side_by_side(page, opened):
     assert "ALPHA" in page.run("document.querySelector('#summary').textContent")
 
 
+def test_a_suite_may_aim_at_every_code(page, opened):
+    """Self-play: one group of suites for all codes; each code has its own verdict on a test."""
+    opened("long")
+    problem = {
+        "codes": [{"history": ["fail: why"]}, {"history": ["unknown"]}],
+        "groups": [
+            {
+                "selected": True,
+                "suites": [
+                    {
+                        "targets": [0, 1],
+                        "statements": [
+                            {"status": "valid", "verdicts": ["pass", "fail: wrong value"]},
+                            {"status": "wrong_answer", "verdicts": ["fail", "pass"]},
+                            {"status": "wrong_answer", "verdicts": []},
+                            {"status": "invalid", "verdicts": []},
+                            {"status": "new kind", "verdicts": ["new verdict"]},
+                        ],
+                    }
+                ],
+            }
+        ],
+    }
+    assert page.run(f"kindsOf({json.dumps(problem)})") == [
+        ["fail", "pass", "fail", "wrong_answer", "invalid", "not_executed"],
+        ["unknown", "fail", "pass", "wrong_answer", "invalid", "invalid"],
+    ]
+
+
 @pytest.mark.parametrize("name", ["long", "pair"])
 def test_400_pixels_need_no_sideways_scrolling(page, opened, name):
     opened(name, width=400, dark=True)

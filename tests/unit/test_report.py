@@ -247,6 +247,12 @@ def test_two_runs_share_the_index_and_show_what_differs(tmp_path):
     assert [[step for step, *_ in steps] for steps in entry["runs"]] == [[1, 2], [1, 2]]
 
 
+def test_runs_of_one_name_are_told_apart(tmp_path):
+    runs = [read_run(run_folders.write_run(tmp_path / name / "run", 1)) for name in ("x", "y")]
+    data = json.loads(Elements(report.render(runs, 64)).scripts()["data"][1])
+    assert [run["name"] for run in data["runs"]] == ["x/run", "y/run"]
+
+
 def test_the_same_folder_gives_the_same_file(hostile_run, hostile_page):
     assert report.render([read_run(hostile_run)], 64) == hostile_page
 

@@ -366,8 +366,9 @@ function thumbnail(problem) {
   const canvas = el("canvas", { width: width * size, height: rows.length * size, "aria-hidden": "true" });
   const context = canvas.getContext("2d");
   const style = getComputedStyle(document.documentElement);
+  const colors = Object.fromEntries(Object.keys(KINDS).map((kind) => [kind, style.getPropertyValue(`--${kind}`)]));
   rows.forEach((row, y) => row.forEach((kind, x) => {
-    context.fillStyle = style.getPropertyValue(`--${kind}`);
+    context.fillStyle = colors[kind];
     context.fillRect(x * size, y * size, size - 1, size - 1);
   }));
   return canvas;
@@ -407,6 +408,7 @@ async function drawList() {
     ]);
     return;
   }
+  byId("list-status").textContent = `Opening step ${state.step}`;
   const found = await Promise.all(runs.map((run, r) => problemsAt(r, state.step)));
   if (turn !== state.listTurn) return;
   const byProblem = new Map();
@@ -472,7 +474,7 @@ async function drawProblem() {
   const any = sides.find((side) => side.problem)?.problem;
   byId("problem").replaceChildren(el("article", {},
     el("h3", { tabindex: -1 }, visible(id)),
-    el("p", { class: "question" }, visible(any ? any.question : entry.question)),
+    el("p", { class: "question", tabindex: 0 }, visible(any ? any.question : entry.question)),
     any ? el("details", {}, el("summary", {}, "Reference solution"), code(any.reference)) : null,
     keyOfSigns(),
     el("div", { class: `sides n${runs.length}` }, sides.map((side) => side.node))));
