@@ -86,10 +86,9 @@ def item_bytes(dtype: str) -> int:
     if dtype[:1] in ("<", "|"):
         if kind in ("S", "U") and not bracket and _is_size(digits):
             return int(digits) * (4 if kind == "U" else 1)
-        is_time = kind in ("M", "m")
-        if name in _STRUCT_CODES and is_time == bool(bracket):
-            if not is_time or unit.removesuffix("]") in _TIME_UNITS and unit.endswith("]"):
-                return int(digits)
+        has_unit = unit.endswith("]") and unit[:-1] in _TIME_UNITS
+        if name in _STRUCT_CODES and (has_unit if kind in ("M", "m") else not bracket):
+            return int(digits)
     raise ArrayError(f"an array of dtype {dtype[:40]!r} has no plain form")
 
 

@@ -5,12 +5,19 @@ Program and call texts are never parsed here: only the sandboxed process reads t
 
 import math
 
-from sandbox_service import codec, limits
+from sandbox_service import codec, limits, packages
 from sandbox_service.compare import PYTHON_EQ, Comparator
 from sandbox_service.pool import Pool
 from sandbox_service.proto import sandbox_pb2 as pb
 from sandbox_service.protocol import CALL_INVOCATION, CALL_TEXT
-from sandbox_service.runner import Expectation, RunOutcome, RunSpec
+from sandbox_service.results import (
+    Comparison,
+    Expectation,
+    Mode,
+    RunOutcome,
+    RunSpec,
+    StdioCase,
+)
 from sandbox_service.zygote import PROFILES
 
 _MAX_NAME_CHARS = 1000
@@ -26,16 +33,18 @@ def parse(request: pb.RunRequest) -> RunSpec:
         raise InvalidRequest(
             f"the request takes {request.ByteSize()} bytes; at most {limits.MAX_REQUEST_BYTES}"
         )
-    if request.program.WhichOneof("source") != "inline":
-        raise InvalidRequest("program.inline is missing: send the program's source text")
-    program = request.program.inline
-    if len(program) > limits.MAX_PROGRAM_BYTES:
-        raise InvalidRequest(
-            f"the program has {len(program)} bytes; at most {limits.MAX_PROGRAM_BYTES} are run"
-        )
+    mode = _parse_mode(request)
+    program = _source(request.program, "program")
+    tests = b""
+    if mode in (Mode.JUDGED, Mode.IN_PROCESS):
+        tests = _source(request.tests, "tests")
     if len(request.calls) > limits.MAX_CALLS:
         raise InvalidRequest(
             f"{len(request.calls)} calls; at most {limits.MAX_CALLS} in one run, split them"
+        )
+    if request.num_reruns > limits.MAX_RERUNS:
+        raise InvalidRequest(
+            f"num_reruns = {request.num_reruns}; at most {limits.MAX_RERUNS} reruns are made"
         )
     _check_name(request.entry_point, "entry_point")
     calls: list[tuple[int | bytes, ...]] = []
@@ -43,15 +52,72 @@ def parse(request: pb.RunRequest) -> RunSpec:
     for index, call in enumerate(request.calls):
         calls.append(_parse_call(call, index))
         expectations.append(_parse_expectation(call, index))
+    texts = (program, tests, *(call.text for call in request.calls))
+    profile = _parse_profile(request.profile, texts)
     return RunSpec(
         program=program,
         calls=calls,
         expectations=expectations,
         entry_point=request.entry_point,
-        profile=_parse_profile(request.profile, program),
-        limits=_parse_limits(request.limits),
+        profile=profile,
+        limits=_parse_limits(request.limits, limits.default_limits(profile)),
         seed=request.seed,
         can_restart=not request.no_restart,
+        mode=mode,
+        tests=tests,
+        stdio=tuple(_parse_case(case, index) for index, case in enumerate(request.stdio)),
+        stop_on_first_failure=request.stop_on_first_failure,
+        num_reruns=request.num_reruns,
+    )
+
+
+def _parse_mode(request: pb.RunRequest) -> Mode:
+    """The mode, and that the request holds what it needs and nothing that it would ignore."""
+    if request.mode not in Mode._value2member_map_:
+        known = ", ".join(f"{mode.value} {mode.name}" for mode in Mode)
+        raise InvalidRequest(f"unknown mode {int(request.mode)}; known: {known}")
+    mode = Mode(request.mode)
+    name = f"MODE_{mode.name}"
+    if request.calls and mode is not Mode.VALUES:
+        raise InvalidRequest(f"{name} takes no calls: leave calls empty or use MODE_VALUES")
+    if request.HasField("tests") and mode not in (Mode.JUDGED, Mode.IN_PROCESS):
+        raise InvalidRequest(
+            f"{name} takes no tests: leave tests empty or use MODE_JUDGED or MODE_IN_PROCESS"
+        )
+    if request.stdio and mode is not Mode.STDIO:
+        raise InvalidRequest(f"{name} takes no stdio cases: leave stdio empty or use MODE_STDIO")
+    if mode is Mode.STDIO and not request.stdio:
+        raise InvalidRequest("MODE_STDIO needs at least one case in stdio")
+    if mode is Mode.STDIO and request.entry_point:
+        raise InvalidRequest("MODE_STDIO runs a script: leave entry_point empty")
+    if len(request.stdio) > limits.MAX_STDIO_CASES:
+        raise InvalidRequest(
+            f"{len(request.stdio)} stdio cases; at most {limits.MAX_STDIO_CASES} in one run"
+        )
+    return mode
+
+
+def _source(source: pb.Source, what: str) -> bytes:
+    if source.WhichOneof("source") != "inline":
+        raise InvalidRequest(f"{what}.inline is missing: send the source text of the {what}")
+    if len(source.inline) > limits.MAX_PROGRAM_BYTES:
+        raise InvalidRequest(
+            f"{what}: {len(source.inline)} bytes; at most {limits.MAX_PROGRAM_BYTES} are run"
+        )
+    return source.inline
+
+
+def _parse_case(case: pb.StdioCase, index: int) -> StdioCase:
+    if case.comparison not in Comparison._value2member_map_:
+        raise InvalidRequest(f"stdio {index}: unknown comparison {int(case.comparison)}")
+    if not (0 <= case.rel_tol < math.inf and 0 <= case.abs_tol < math.inf):
+        raise InvalidRequest(f"stdio {index}: tolerances must be finite and not negative")
+    return StdioCase(
+        case.stdin,
+        case.expected_stdout if case.HasField("expected_stdout") else None,
+        Comparison(case.comparison),
+        case.rel_tol,
+        case.abs_tol,
     )
 
 
@@ -60,12 +126,17 @@ def _check_name(name: str, what: str) -> None:
         raise InvalidRequest(f"{what} {name[:80]!r} is not a Python name")
 
 
-def _parse_profile(profile: str, program: bytes) -> str:
+def _parse_profile(profile: str, texts: tuple[bytes, ...]) -> str:
     if not profile:
-        return "std" if b"import" in program else "core"
-    if profile not in PROFILES:
-        raise InvalidRequest(f"unknown profile {profile[:80]!r}; known: {', '.join(PROFILES)}")
+        return packages.profile_for(*texts)
+    known = _profiles()
+    if profile not in known:
+        raise InvalidRequest(f"unknown profile {profile[:80]!r}; known: {', '.join(known)}")
     return profile
+
+
+def _profiles() -> list[str]:
+    return [name for name in PROFILES if name != "numpy" or packages.find().folder]
 
 
 def _parse_call(call: pb.Call, index: int) -> tuple[int | bytes, ...]:
@@ -118,8 +189,8 @@ def _parse_expectation(call: pb.Call, index: int) -> Expectation | None:
     return Expectation(call.expected, comparator)
 
 
-def _parse_limits(wire: pb.Limits) -> limits.RunLimits:
-    default, most = limits.RunLimits(), limits.MAX_LIMITS
+def _parse_limits(wire: pb.Limits, default: limits.RunLimits) -> limits.RunLimits:
+    most = limits.MAX_LIMITS
     values = {}
     for name in ("cpu_s", "call_cpu_s", "wall_s", "memory_bytes", "output_bytes", "value_bytes"):
         value = getattr(wire, name)
@@ -139,13 +210,21 @@ def _parse_limits(wire: pb.Limits) -> limits.RunLimits:
     return limits.RunLimits(**values)
 
 
+_EVIDENCE = {
+    Mode.VALUES: pb.VALUES,
+    Mode.JUDGED: pb.JUDGED,
+    Mode.IN_PROCESS: pb.IN_PROCESS,
+    Mode.STDIO: pb.STDIO,
+}
+
+
 def reply(request_id: int, done: RunOutcome, tier: str, total_s: float) -> pb.RunReply:
     """The reply to a run that took `total_s` seconds, waiting included."""
     message = pb.RunReply(
         id=request_id,
         status=int(done.status),  # type: ignore[arg-type]
         verdict=int(done.verdict),  # type: ignore[arg-type]
-        evidence=pb.VALUES,
+        evidence=_EVIDENCE[done.mode],
         num_passed=sum(outcome.passed for outcome in done.outcomes),
         message=done.message,
         stdout=done.stdout,
@@ -158,6 +237,7 @@ def reply(request_id: int, done: RunOutcome, tier: str, total_s: float) -> pb.Ru
         peak_rss_bytes=done.peak_rss_bytes,
         num_restarts=done.num_restarts,
         tier=tier,
+        is_flaky=done.is_flaky,
     )
     for index, outcome in enumerate(done.outcomes):
         message.outcomes.add(
@@ -182,7 +262,8 @@ def info(pool: Pool, window: int, version: str, python: str) -> pb.Info:
         codec_version=codec.VERSION,
         slots=pool.num_slots,
         window=window,
-        profiles=list(PROFILES),
+        profiles=_profiles(),
+        packages=packages.find().versions,
         default_limits=_wire_limits(limits.RunLimits()),
         max_limits=_wire_limits(limits.MAX_LIMITS),
         max_program_bytes=limits.MAX_PROGRAM_BYTES,

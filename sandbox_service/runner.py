@@ -1,123 +1,45 @@
-"""From one request to one answer: attempts, restarts, status, comparison and verdict.
+"""From one request to one answer: attempts, restarts, comparison and verdict.
 
     spec -> payload -> attempt -> claims of the child -> outcomes (-> restart) -> verdict
 
 A call that ends its process (hang, crash, `os._exit`) is charged to that call; the calls after it
 run in a new process, at most `MAX_RESTARTS` times. A failure of the sandbox is retried once and
 then reported as INTERNAL, with UNKNOWN outcomes: it says nothing about the program.
+
+Here: calls and values. Scripts are in stdio.py, tests in judged.py.
 """
 
 import asyncio
-import enum
 import logging
-import marshal
 import os
-import signal
 import time
-from dataclasses import dataclass, field
 
-from sandbox_service import codec, limits, protocol
-from sandbox_service.compare import Comparator, equal
-from sandbox_service.pool import Attempt, AttemptEnd, Pool, SlotDied
+from sandbox_service import codec, judged, limits, protocol, stdio
+from sandbox_service.compare import equal
+from sandbox_service.pool import Attempt, Pool, SlotDied
+from sandbox_service.results import (
+    ENDED_CALL,
+    RESTARTED,
+    CallStatus,
+    Expectation,
+    Mode,
+    Outcome,
+    RunOutcome,
+    RunSpec,
+    Status,
+    account,
+    classify,
+    fail_internally,
+    new_attempt,
+    note_status,
+    trouble,
+    verdict_of,
+)
+from sandbox_service.results import Verdict as Verdict
 
 log = logging.getLogger(__name__)
 
 _COMPARE_ON_LOOP_BYTES = 16 * 1024  # larger values are compared in a thread
-
-
-class Status(enum.IntEnum):
-    """How a run ended; the numbers are those of sandbox.proto."""
-
-    OK = 1
-    LOAD_ERROR = 2
-    TIMEOUT = 3
-    MEMORY = 4
-    OUTPUT_LIMIT = 5
-    CRASH = 6
-    NO_RESULT = 7
-    INTERNAL = 8
-
-
-class Verdict(enum.IntEnum):
-    """What a run is worth; the numbers are those of sandbox.proto."""
-
-    UNSPECIFIED = 0
-    PASS = 1
-    FAIL = 2
-    ERROR = 3
-    NO_RESULT = 4
-    CRASH = 5
-    OUTPUT_LIMIT = 6
-    MEMORY = 7
-    TIMEOUT = 8
-    INTERNAL = 9
-
-
-class CallStatus(enum.IntEnum):
-    """How one call ended; the numbers are those of sandbox.proto."""
-
-    VALUE = 1
-    ERROR = 2
-    OPAQUE = 3
-    OVERSIZED = 4
-    TIMEOUT = 5
-    MEMORY = 6
-    CRASH = 7
-    NOT_RUN = 8
-    UNKNOWN = 9
-
-
-@dataclass(frozen=True)
-class Expectation:
-    """The encoded right answer of a call and how to compare with it."""
-
-    value: bytes
-    comparator: Comparator
-
-
-@dataclass(frozen=True)
-class RunSpec:
-    """A checked request. `calls` are the tuples that the child reads (see child.py)."""
-
-    program: bytes
-    calls: list[tuple[int | bytes, ...]]
-    expectations: list[Expectation | None]
-    entry_point: str
-    profile: str
-    limits: limits.RunLimits
-    seed: int
-    can_restart: bool = True
-
-
-@dataclass
-class Outcome:
-    """What one call did; `value` is the candidate's claim in the codec."""
-
-    status: CallStatus
-    value: bytes = b""
-    error_type: str = ""
-    message: str = ""
-    cpu_us: int = 0
-    passed: bool = False
-
-
-@dataclass
-class RunOutcome:
-    """One outcome per call, in order, and the account of the run."""
-
-    status: Status = Status.OK
-    verdict: Verdict = Verdict.UNSPECIFIED
-    outcomes: list[Outcome] = field(default_factory=list)
-    message: str = ""
-    stdout: bytes = b""
-    stdout_total: int = 0
-    signal: int = 0
-    exit_code: int = 0
-    cpu_s: float = 0.0
-    wall_s: float = 0.0
-    peak_rss_bytes: int = 0
-    num_restarts: int = 0
-
 
 _RECORD_STATUS = {
     protocol.VALUE: CallStatus.VALUE,
@@ -125,19 +47,40 @@ _RECORD_STATUS = {
     protocol.OPAQUE: CallStatus.OPAQUE,
     protocol.OVERSIZED: CallStatus.OVERSIZED,
 }
-_ENDED_CALL = {
-    Status.TIMEOUT: (CallStatus.TIMEOUT, "Timeout", "the call used up its time"),
-    Status.MEMORY: (CallStatus.MEMORY, "OutOfMemory", "the call used up its memory"),
-    Status.CRASH: (CallStatus.CRASH, "Crash", "the process was killed in this call"),
-    Status.NO_RESULT: (CallStatus.CRASH, "Exit", "the process ended in this call"),
-    Status.OUTPUT_LIMIT: (CallStatus.OVERSIZED, "OutputLimit", "the call printed too much"),
-}
-_RESTARTED = (Status.TIMEOUT, Status.MEMORY, Status.CRASH, Status.NO_RESULT)
-_TIME_SIGNALS = (signal.SIGPROF, signal.SIGXCPU)
 
 
 async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
-    """Runs a request to its end. Raises nothing but cancellation."""
+    """Runs a request to its end, and again if reruns are asked for. Raises only cancellation."""
+    done = await _run_once(pool, spec)
+    for _ in range(spec.num_reruns):
+        again = await _run_once(pool, spec)
+        if Status.INTERNAL in (done.status, again.status):
+            break  # says nothing about the program
+        if _essence(again) != _essence(done):
+            done.is_flaky = True
+            break
+    return done
+
+
+def _essence(done: RunOutcome) -> list[object]:
+    """What must be the same in every run of a program that is not flaky."""
+    return [done.status, [(o.status, o.value, o.error_type, o.passed) for o in done.outcomes]]
+
+
+async def _run_once(pool: Pool, spec: RunSpec) -> RunOutcome:
+    start = time.monotonic()
+    if spec.mode is Mode.STDIO:
+        done = await stdio.run(pool, spec)
+    elif spec.mode is Mode.VALUES:
+        done = await _run_calls(pool, spec)
+    else:
+        done = await judged.run(pool, spec)
+    done.mode = spec.mode
+    done.wall_s = time.monotonic() - start
+    return done
+
+
+async def _run_calls(pool: Pool, spec: RunSpec) -> RunOutcome:
     start = time.monotonic()
     done = RunOutcome()
     has_retried = False
@@ -153,99 +96,96 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
             pool.counts["internal"] += 1
             log.warning("an attempt failed inside the sandbox: %s", error)
             if has_retried:
-                _fail_internally(done, spec, str(error))
+                fail_internally(done, len(spec.calls), str(error))
                 break
             has_retried = True
             continue
-        status = _classify(end, claims, spec)
-        _account(done, end, claims, status)
+        account(done, end)
+        done.outcomes += [_outcome(record) for record in claims.outcomes]
+        if spec.stop_on_first_failure and await _ends_at_failure(done, spec, first):
+            break
+        status = classify(end, claims, spec.limits.cpu_s)
         is_last = len(done.outcomes) >= len(spec.calls)
-        if status in _ENDED_CALL and claims.is_loaded and not is_last and not claims.violation:
-            call_status, name, message = _ENDED_CALL[status]
+        if status is Status.OK and not is_last:
+            status = Status.NO_RESULT
+        note_status(done, status, end, trouble(claims))
+        if status in ENDED_CALL and claims.is_loaded and not is_last and not claims.violation:
+            call_status, name, message = ENDED_CALL[status]
             done.outcomes.append(Outcome(call_status, error_type=name, message=message))
             is_last = len(done.outcomes) >= len(spec.calls)
             has_time = time.monotonic() - start < 2 * spec.limits.wall_s
             can_restart = spec.can_restart and done.num_restarts < limits.MAX_RESTARTS and has_time
-            if status in _RESTARTED and not is_last and can_restart:
+            can_restart = can_restart and not spec.stop_on_first_failure
+            if status in RESTARTED and not is_last and can_restart:
                 done.num_restarts += 1
                 continue
         break
     missing = len(spec.calls) - len(done.outcomes)
     done.outcomes += [Outcome(CallStatus.NOT_RUN) for _ in range(missing)]
-    done.wall_s = time.monotonic() - start
     await _judge(done, spec)
     return done
 
 
 def _attempt(spec: RunSpec, first: int, nonce: bytes) -> Attempt:
-    payload = marshal.dumps(
-        (
-            spec.program,
-            spec.entry_point,
-            tuple(spec.calls[first:]),  # not a list: programs walk frames and empty lists
-            first,
-            spec.limits.call_cpu_s,
-            spec.limits.value_bytes,
-            spec.seed,
-            nonce,
-        )
-    )
-    return Attempt(payload, spec.limits, spec.profile, spec.seed % 2)
+    work = tuple(spec.calls[first:])  # not a list: programs walk frames and empty lists
+    is_enough = None
+    if spec.stop_on_first_failure:
+        is_enough = _FailureWatch(spec.expectations[first:])
+    return new_attempt(spec, protocol.MODE_CALLS, work, first, nonce, is_enough=is_enough)
 
 
-def _fail_internally(done: RunOutcome, spec: RunSpec, message: str) -> None:
-    done.status = Status.INTERNAL
-    done.message = f"the sandbox failed twice: {message}"
-    missing = len(spec.calls) - len(done.outcomes)
-    done.outcomes += [Outcome(CallStatus.UNKNOWN) for _ in range(missing)]
+class _FailureWatch:
+    """Reads outcomes as they come, to end a run at the first that does not pass."""
+
+    def __init__(self, expectations: list[Expectation | None]) -> None:
+        self._expectations = expectations
+        self._index = 0
+        self._at = 0
+
+    def __call__(self, data: bytes) -> bool:
+        size = protocol.RECORD.size
+        while self._at + size <= len(data) and self._index < len(self._expectations):
+            _, kind, _, _, length = protocol.RECORD.unpack_from(data, self._at)
+            end = self._at + size + length
+            if end > len(data):
+                return False
+            if kind in _RECORD_STATUS:
+                expected = self._expectations[self._index]
+                if not _passes(kind, bytes(data[end - length : end]), expected):
+                    return True
+                self._index += 1
+            self._at = end
+        return False
 
 
-def _account(done: RunOutcome, end: AttemptEnd, claims: protocol.Claims, status: Status) -> None:
-    """Adds one attempt to the account of the run; the first bad status stays."""
-    for record in claims.outcomes:
-        outcome = Outcome(_RECORD_STATUS[record.kind], cpu_us=record.cpu_us)
-        if record.kind == protocol.VALUE:
-            outcome.value = record.body
-        else:
-            outcome.error_type, outcome.message = protocol.unpack_error(record.body)
-        done.outcomes.append(outcome)
-    if done.status is Status.OK and status is not Status.OK:
-        done.status = status
-        if claims.load_error is not None:
-            done.message = ": ".join(protocol.unpack_error(claims.load_error))
-        elif claims.violation:
-            done.message = f"the program broke the result protocol: {claims.violation}"
-        if os.WIFSIGNALED(end.wait_status):
-            done.signal = os.WTERMSIG(end.wait_status)
-        else:
-            done.exit_code = os.WEXITSTATUS(end.wait_status)
-    room = limits.KEPT_OUTPUT_BYTES - len(done.stdout)
-    done.stdout += end.stdout[:room]
-    done.stdout_total += end.stdout_total
-    done.cpu_s += end.cpu_s
-    done.peak_rss_bytes = max(done.peak_rss_bytes, end.peak_rss_bytes)
+def _passes(kind: int, value: bytes, expected: Expectation | None) -> bool:
+    if kind != protocol.VALUE:
+        return False
+    if expected is None:
+        return True
+    outcome = Outcome(CallStatus.VALUE, value)
+    _compare([(outcome, expected)])
+    return outcome.passed
 
 
-def _classify(end: AttemptEnd, claims: protocol.Claims, spec: RunSpec) -> Status:
-    """How one attempt ended, from facts that the slot observed and then from the child's claims."""
-    if end.is_output_over or end.is_result_over:
-        return Status.OUTPUT_LIMIT
-    if end.reason in (protocol.REASON_CPU, protocol.REASON_WALL):
-        return Status.TIMEOUT
-    if end.reason == protocol.REASON_MEMORY:
-        return Status.MEMORY
-    if os.WIFSIGNALED(end.wait_status):
-        number = os.WTERMSIG(end.wait_status)
-        if number in _TIME_SIGNALS or (number == signal.SIGKILL and end.cpu_s >= spec.limits.cpu_s):
-            return Status.TIMEOUT
-        return Status.CRASH
-    if claims.violation or not claims.is_finished or os.WEXITSTATUS(end.wait_status):
-        return Status.NO_RESULT
-    if claims.load_error is not None:
-        return Status.LOAD_ERROR
-    if not claims.outcomes or claims.outcomes[-1].call + 1 < len(spec.calls):
-        return Status.OK if not spec.calls else Status.NO_RESULT
-    return Status.OK
+async def _ends_at_failure(done: RunOutcome, spec: RunSpec, first: int) -> bool:
+    """Forgets what came after the first outcome that does not pass, if there is one."""
+    for index in range(first, len(done.outcomes)):
+        outcome, expected = done.outcomes[index], spec.expectations[index]
+        kind = protocol.VALUE if outcome.status is CallStatus.VALUE else protocol.ERROR
+        if not await asyncio.to_thread(_passes, kind, outcome.value, expected):
+            del done.outcomes[index + 1 :]
+            return True
+    return False
+
+
+def _outcome(record: protocol.Record) -> Outcome:
+    outcome = Outcome(_RECORD_STATUS[record.kind], cpu_us=record.cpu_us)
+    if record.kind == protocol.VALUE:
+        outcome.value = record.body
+    else:
+        outcome.error_type, outcome.message = protocol.unpack_error(record.body)
+    return outcome
 
 
 async def _judge(done: RunOutcome, spec: RunSpec) -> None:
@@ -262,7 +202,7 @@ async def _judge(done: RunOutcome, spec: RunSpec) -> None:
         _compare(pairs)
     else:
         await asyncio.get_running_loop().run_in_executor(None, _compare, pairs)
-    done.verdict = _verdict(done, [outcome for outcome, _ in pairs])
+    done.verdict = verdict_of(done.status, [outcome for outcome, _ in pairs])
 
 
 def _compare(pairs: list[tuple[Outcome, Expectation]]) -> None:
@@ -275,17 +215,3 @@ def _compare(pairs: list[tuple[Outcome, Expectation]]) -> None:
             continue  # bytes that no value of ours has: the candidate wrote them itself
         right = codec.decode(expected.value, max_bytes=limits.MAX_LIMITS.value_bytes)
         outcome.passed = equal(value, right, expected.comparator)
-
-
-def _verdict(done: RunOutcome, judged: list[Outcome]) -> Verdict:
-    if done.status is Status.LOAD_ERROR:
-        return Verdict.ERROR
-    if done.status is not Status.OK:
-        return Verdict[done.status.name]
-    if any(outcome.status is CallStatus.OVERSIZED for outcome in judged):
-        return Verdict.OUTPUT_LIMIT
-    if any(outcome.status is CallStatus.ERROR for outcome in judged):
-        return Verdict.ERROR
-    if all(outcome.passed for outcome in judged):
-        return Verdict.PASS
-    return Verdict.FAIL

@@ -84,27 +84,19 @@ def main() -> None:
     sys.argv[:] = [""]
     for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX", "LD_LIBRARY_PATH"):
         os.environ.pop(name, None)
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - lives as long as the process
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    sys.stdin = open(  # noqa: SIM115 - reads whatever a child has as descriptor 0
+        0, encoding="utf-8", errors="surrogateescape", closefd=False
+    )
     sys.stdout = child.new_stdout()
+    sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout  # type: ignore[misc]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # dead slots leave no zombies
     control = socket.socket(fileno=CONTROL_FD)
     control.set_inheritable(False)
     gc.collect()
-    linux.make_immortal(_all_objects())
+    linux.make_immortal()
     gc.freeze()
     serve(control)
-
-
-def _all_objects() -> list[object]:
-    """Everything that is reachable from what the garbage collector knows."""
-    seen: dict[int, object] = {}
-    todo = gc.get_objects()
-    while todo:
-        value = todo.pop()
-        if id(value) not in seen and value is not seen and value is not todo:
-            seen[id(value)] = value
-            todo += gc.get_referents(value)
-    return list(seen.values())
 
 
 def serve(control: socket.socket) -> None:

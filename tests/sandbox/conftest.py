@@ -4,10 +4,12 @@ import os
 import pathlib
 from collections.abc import Iterator
 
+import grpc
 import pytest
 
 from codea1_jax.sandbox.client import SandboxClient
 from codea1_jax.sandbox.local import local_service
+from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
 
 
 @pytest.fixture(scope="session")
@@ -37,3 +39,10 @@ def attack_cases() -> pathlib.Path:
     if not path.is_file():
         pytest.skip(f"{path} is missing; set CODEA1_CASES_DIR to the folder with attacks.json")
     return path
+
+
+@pytest.fixture(scope="session")
+def stub(service: str) -> Iterator[pb_grpc.SandboxStub]:
+    """The service without a client library between."""
+    with grpc.insecure_channel(service) as channel:
+        yield pb_grpc.SandboxStub(channel)

@@ -1,0 +1,307 @@
+"""JUDGED evidence. If this breaks, tests that do not lower pay wrong programs, or hang a slot."""
+
+import time
+
+import pytest
+from evidence_helpers import picture, run_tests, verdict
+
+from sandbox_service.proto import sandbox_pb2 as pb
+
+STACK = """
+class Stack:
+    limit = 3
+    def __init__(self, items=()):
+        self.items = list(items)
+    def push(self, item):
+        if len(self.items) >= self.limit:
+            raise OverflowError("full", self.limit)
+        self.items.append(item)
+        return self
+    def __len__(self):
+        return len(self.items)
+    def __iter__(self):
+        return iter(self.items)
+    def __eq__(self, other):
+        return isinstance(other, Stack) and self.items == other.items
+    def __getitem__(self, i):
+        return self.items[i]
+    def __add__(self, other):
+        return Stack(self.items + list(other))
+"""
+
+
+def judged(stub, program, tests, **fields):
+    return run_tests(stub, pb.MODE_JUDGED, program, tests, **fields)
+
+
+def test_right_and_wrong_programs(stub):
+    """The plainest use: every kind of test that a source may hold."""
+    tests = """
+import math
+assert add(1, 2) == 3
+for i in range(3):
+    assert add(i, -i) == 0
+def test_floats():
+    assert math.isclose(add(0.1, 0.2), 0.3)
+class TestMore:
+    def test_text(self):
+        assert add("a", b="b") == "ab"
+try:
+    add(1, None)
+    raise AssertionError("no error")
+except TypeError as error:
+    assert "unsupported operand" in str(error)
+"""
+    reply = judged(stub, "def add(a, b): return a + b", tests, entry_point="add")
+    assert (verdict(reply), picture(reply), reply.evidence) == ("PASS", ["pass"] * 5, pb.JUDGED)
+    reply = judged(stub, "def add(a, b): return 3", tests, entry_point="add")
+    assert verdict(reply) == "FAIL"
+    assert picture(reply)[:2] == ["pass", "AssertionError"]
+    assert b"line 5: assert add(i, -i) == 0" in reply.outcomes[1].error_message
+    reply = judged(stub, "def add(a, b): raise AssertionError", tests, entry_point="add")
+    assert verdict(reply) == "ERROR"  # not a failed assertion of the tests
+
+
+def test_objects_are_handles(stub):
+    tests = """
+from solution import Stack
+s = Stack([1])
+assert s.push(2) == s and len(s) == 2 and list(s) == [1, 2] and s[0] == 1
+assert Stack([1]) == Stack([1]) and Stack() != Stack([1])
+assert isinstance(s, Stack) and not isinstance(3, Stack)
+assert list(s + [5]) == [1, 2, 5]
+assert s.limit == 3 and bool(s) and 2 in s and 7 not in s
+s.limit = 2
+try:
+    s.push(1)
+    assert False
+except OverflowError as error:
+    assert error.args == ("full", 2)
+"""
+    assert picture(judged(stub, STACK, tests)) == ["pass"] * 6
+
+
+def test_arguments_that_a_call_changes(stub):
+    program = """
+import numpy
+def change(xs, d, s, nested, a):
+    xs.sort(); d["new"] = xs; s.add(9); nested[0].append(1); a *= 2
+"""
+    tests = """
+import numpy
+xs, d, s, nested, a = [3, 1, 2], {"old": 1}, {1}, [[0], [5]], numpy.array([1.0, 2.0])
+inner, alias = nested[0], xs
+change(xs, d, s, nested, a)
+assert xs == [1, 2, 3] and alias is xs and d == {"old": 1, "new": [1, 2, 3]}
+assert s == {1, 9} and inner == [0, 1] and inner is nested[0] and a.tolist() == [2.0, 4.0]
+"""
+    assert picture(judged(stub, program, tests, entry_point="change")) == ["pass"] * 2
+
+
+def test_callbacks_and_generators(stub):
+    program = """
+def apply(f, xs): return [f(x) for x in xs]
+def count(n):
+    for i in range(n):
+        yield i
+def make(): return lambda x: x + 1
+def safe(f):
+    try: return f()
+    except ValueError as error: return str(error)
+"""
+    tests = """
+assert apply(lambda x: x * 2, [1, 2]) == [2, 4]
+assert list(count(3)) == [0, 1, 2] and next(count(1)) == 0
+assert make()(1) == 2
+def boom(): raise ValueError("b")
+assert safe(boom) == "b"
+"""
+    assert picture(judged(stub, program, tests)) == ["pass"] * 4
+
+
+ALWAYS = """
+class Always(TYPE):
+    def __eq__(self, other): return True
+    __ne__ = __lt__ = __gt__ = __le__ = __ge__ = lambda self, other: True
+    __contains__ = lambda self, item: True
+    __hash__ = lambda self: 1
+    __len__ = lambda self: 0
+def f(*args): return RESULT
+"""
+
+
+@pytest.mark.parametrize("base", ["object", "int", "list", "str"])
+@pytest.mark.parametrize("result", ["Always()", "[Always()]", "Always", "{1: Always()}"])
+def test_objects_that_equal_everything(stub, base, result):
+    """Dunders of the program are not trusted against literals."""
+    program = ALWAYS.replace("TYPE", base).replace("RESULT", result)
+    tests = "\n".join(
+        f"assert {test}"
+        for test in (
+            "f() == 3", "3 == f()", "f() == [3]", "f() == {1: 3}", "not f() != [3, 4]", "f() > 5",
+            "5 < f()", "3 in f()", "f() == 'abc'", "f() in ([3], 4)", "[f()] == [3]",
+        )
+    )  # fmt: skip
+    reply = judged(stub, program, tests, entry_point="f")
+    assert "pass" not in picture(reply)
+
+
+@pytest.mark.parametrize(
+    ("tests", "expected"),
+    [
+        ("assert f(2) == 4 or __import__('os')._exit(0)", ["pass"]),
+        ("assert f(2) == 5 or __import__('os')._exit(0)\nassert f(1) == 2", ["TestExit", "pass"]),
+        ("assert True\nassert f(1) == 2", ["VacuousTest", "pass"]),
+        ("def test_a():\n    try:\n        f(1)\n    except Exception: pass", ["VacuousTest"]),
+        (
+            "def test_a():\n    while True: pass\ndef test_b(): assert f(1) == 2",
+            ["TestTimeout", "pass"],
+        ),
+        ("import os\nassert f(1) == 2\nassert os.kill(os.getpid(), 9)", ["pass", "TestCrash"]),
+        ("def test_a(x): pass\nasync def test_b(): pass", ["TypeError", "TypeError"]),
+    ],
+)
+def test_hostile_tests(stub, tests, expected):
+    """A test model is trained: what its tests do to themselves is no evidence on the program."""
+    limits = pb.Limits(cpu_s=1, call_cpu_s=0.3, wall_s=5)
+    program = "def f(x): return 2 * x"
+    reply = judged(stub, program, tests, entry_point="f", limits=limits)
+    assert picture(reply) == expected
+    if any(word.startswith("Test") for word in expected):
+        assert verdict(reply) == "NO_RESULT"
+    if expected == ["VacuousTest"]:
+        assert verdict(reply) == "UNSPECIFIED"
+
+
+def test_tests_do_not_read_the_program(stub):
+    """Showing the tests the program would let a tester attack the text instead of the behaviour."""
+    program = "SECRET = 'hidden' + '-word'\ndef f():\n    'doc'\n    yield 1\ndef g(): return 0"
+    tests = """
+import gc, os, sys
+def test_attributes():
+    for name in ("__globals__", "__code__", "__dict__", "__closure__", "__func__", "__class__"):
+        try:
+            getattr(g, name).anything
+        except AttributeError:
+            continue
+        assert name == "__class__"
+def test_frames():
+    try:
+        f().gi_frame
+        assert False
+    except AttributeError:
+        pass
+def test_files():
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        for name in ("mem", "environ", "fd"):
+            path = f"/proc/{pid}/{name}"
+            try:
+                text = open(path, "rb").read() if name != "fd" else b""
+            except OSError:
+                continue
+            assert b"hidden-word" not in text
+    g()
+def test_memory():
+    found = [x for x in gc.get_objects() if isinstance(x, dict) and "SECRET" in x]
+    assert not found and g() == 0
+"""
+    reply = judged(stub, program, tests)
+    assert not [o.error_message for o in reply.outcomes if not o.passed]
+
+
+def test_the_program_does_not_read_the_tests(stub):
+    """A program that finds what is expected of it passes without solving anything."""
+    program = """
+import gc, os, sys
+def f(callback):
+    words = []
+    for name in ("__globals__", "__code__", "__defaults__", "expected"):
+        try:
+            words.append(getattr(callback, name))
+        except BaseException as error:
+            words.append(None)
+    texts = [x for x in gc.get_objects() if type(x) is dict and "expected_answer" in x]
+    return words, len(texts)
+"""
+    tests = """
+def callback(x, expected=4711): return x
+expected_answer = 4711
+assert f(callback) == ([None] * 4, 0)
+"""
+    reply = judged(stub, program, tests, entry_point="f", limits=pb.Limits(cpu_s=2, wall_s=4))
+    assert "4711" not in str(reply.stdout)
+    assert picture(reply) in (["pass"], ["Exit"])  # asking for attributes breaks the protocol
+
+
+HANGS = {
+    "hang": ("def f(x):\n    while x == 1: pass\n    return x", "Timeout"),
+    "sleep": ("import time\ndef f(x):\n    x == 1 and time.sleep(99)\n    return x", "Timeout"),
+    "exit": ("import os\ndef f(x):\n    x == 1 and os._exit(0)\n    return x", "Exit"),
+    "crash": ("import os\ndef f(x):\n    x == 1 and os.abort()\n    return x", "Crash"),
+    "garbage": ("import os\ndef f(x):\n    x == 1 and os.write(5, b'x' * 9)\n    return x", "Exit"),
+    "flood": (
+        "import os\ndef f(x):\n    while x == 1: os.write(5, b'\\1\\0\\0\\0N' * 99)\n    return x",
+        "Exit",
+    ),
+    "close": ("import os\ndef f(x):\n    x == 1 and os.close(5)\n    return x", "Exit"),
+    "fork": (
+        "import os, time\ndef f(x):\n    if x == 1 and os.fork() == 0: time.sleep(99)\n"
+        "    return x if x != 1 else os._exit(0)",
+        "Exit",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HANGS)
+def test_programs_that_end_or_hang(stub, name):
+    """Whatever a program does to the channel, its test fails, the others count, and it is over."""
+    program, word = HANGS[name]
+    tests = "assert f(0) == 0\nassert f(1) == 1\nassert f(2) == 2"
+    limits = pb.Limits(cpu_s=1, call_cpu_s=0.3, wall_s=1)
+    start = time.monotonic()
+    reply = judged(stub, program, tests, entry_point="f", limits=limits)
+    assert time.monotonic() - start < 8
+    assert picture(reply) == ["pass", word, "pass"]
+    assert verdict(reply) == {"Timeout": "TIMEOUT", "Exit": "NO_RESULT", "Crash": "CRASH"}[word]
+    assert reply.num_restarts == 1
+
+
+def test_tests_that_flood(stub):
+    """Tests that write more than a program reads must not stop the slot."""
+    tests = "import os\nfor i in range(10**9):\n    assert os.write(5, b'\\xff' * 65536)"
+    limits = pb.Limits(cpu_s=1, call_cpu_s=0.5, wall_s=2)
+    start = time.monotonic()
+    reply = judged(stub, "def f(): pass", tests, entry_point="f", limits=limits)
+    assert time.monotonic() - start < 8
+    assert verdict(reply) in ("ERROR", "NO_RESULT")
+
+
+@pytest.mark.parametrize(
+    ("program", "tests", "status", "words"),
+    [
+        ("def f(: pass", "assert f() == 1", pb.LOAD_ERROR, "SyntaxError"),
+        ("x = 1", "assert f() == 1", pb.LOAD_ERROR, "no callable"),
+        ("while True: pass", "assert f() == 1", pb.TIMEOUT, ""),
+        ("import time; time.sleep(99)", "assert f() == 1", pb.TIMEOUT, ""),
+        ("import os; os._exit(0)", "assert f() == 1", pb.NO_RESULT, ""),
+        ("def f(): return 1", "assert f( == 1", pb.NO_RESULT, "tests do not load: SyntaxError"),
+        ("def f(): return 1", "import nothing_here", pb.NO_RESULT, "tests do not load: Module"),
+        ("def f(): return 1", "x = 1", pb.NO_RESULT, "hold no assert"),
+        ("def f(): return 1", "while True: pass\nassert f()", pb.NO_RESULT, "tests"),
+        ("def f(): return 1", "(" * 10_000, pb.NO_RESULT, "tests do not load"),
+    ],
+)
+def test_what_does_not_load(stub, program, tests, status, words):
+    limits = pb.Limits(cpu_s=0.5, wall_s=1)
+    reply = judged(stub, program, tests, entry_point="f", limits=limits)
+    assert reply.status == status, reply.message
+    assert words in reply.message
+    assert verdict(reply) in ("ERROR", "TIMEOUT", "NO_RESULT")
+    assert not any(outcome.passed for outcome in reply.outcomes)
+
+
+def test_stop_on_first_failure(stub):
+    tests = "assert f(0) == 0\nassert f(1) == 0\nassert f(2) == 2"
+    reply = judged(stub, "def f(x): return x", tests, entry_point="f", stop_on_first_failure=True)
+    assert picture(reply) == ["pass", "AssertionError", "NOT_RUN"]
+    assert verdict(reply) == "FAIL"
