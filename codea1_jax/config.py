@@ -101,16 +101,25 @@ class SandboxConfig:
     """Where programs run.
 
     Attributes:
-      address: host:port of a running service; empty: one is started beside the trainer.
-      num_slots: runs at a time of the started service (0: one per core).
+      address: host:port of a running service, or several with commas between them; empty: one is
+        started beside the trainer.
+      num_slots: runs at a time of the started service (0: one more than cores).
       deadline_s: a run that the service has not answered after this long is unknown.
-      min_tier: the started service refuses to run with weaker isolation ("A", "B", "D").
+      min_tier: the started service refuses to run with weaker isolation ("A", "B", "C", "D").
+      ca_file: certificates (PEM) that the services' ones come from, or "system"; empty: plain text.
+      cert_file: our own certificate (PEM), where the services ask for one; with key_file.
+      key_file: the key of cert_file.
+      token_file: file with the token to show.
     """
 
     address: str = ""
     num_slots: int = 0
     deadline_s: float = 180.0
     min_tier: str = "B"
+    ca_file: str = ""
+    cert_file: str = ""
+    key_file: str = ""
+    token_file: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

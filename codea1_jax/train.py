@@ -45,7 +45,7 @@ from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
 from codea1_jax.roles import Role, load_role
 from codea1_jax.rollout.types import Sample
-from codea1_jax.sandbox.client import SandboxClient
+from codea1_jax.sandbox.client import SandboxClient, Security
 from codea1_jax.sandbox.local import local_service
 
 EXIT_INTERRUPTED = 130
@@ -284,15 +284,22 @@ def connect(config: SandboxConfig) -> Iterator[SandboxClient]:
     """A client of the configured service, or of one started beside the trainer.
 
     Raises:
-      ConfigurationError: the service does not answer.
+      ConfigurationError: the service does not answer, or a file that is named cannot be used.
     """
     with contextlib.ExitStack() as stack:
         address = config.address
+        security = Security(config.ca_file, config.cert_file, config.key_file, config.token_file)
         if not address:
+            security = Security()
             address = stack.enter_context(
                 local_service(slots=config.num_slots or None, min_tier=config.min_tier)
             )
-        client = stack.enter_context(SandboxClient(address, deadline_s=config.deadline_s))
+        try:
+            client = stack.enter_context(
+                SandboxClient(address, deadline_s=config.deadline_s, security=security)
+            )
+        except ValueError as error:
+            raise ConfigurationError(f"SandboxConfig: {error}") from error
         try:
             client.info()
         except ConnectionError as error:

@@ -106,7 +106,11 @@ def _add_bench(bench: argparse.ArgumentParser) -> None:
 
 def _add_slots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slots", type=_slots, default=os.cpu_count() or 1, help="runs at the same time"
+        "--slots",
+        type=_slots,
+        # One more than processors: while the server takes leave of one run, another computes.
+        default=(os.cpu_count() or 1) + 1,
+        help="runs that compute at the same time (default: processors + 1)",
     )
     parser.add_argument(
         "--min-tier", choices=_MIN_TIERS, default="B", help="refuse weaker isolation (README.md)"

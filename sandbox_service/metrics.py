@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 _PREFIX = "codea1_sandbox_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
-# What the pool counts under these names are ends of slots; "internal" are failed attempts.
-_INTERNAL = "internal"
+# Names in the pool's counts: failed attempts, and why slots were made anew.
+_INTERNAL, _RECYCLED = "internal", "slot_"
 
 
 class Metrics:
@@ -104,8 +104,8 @@ class _State:
             _PREFIX + "slot_recycles", "Slots that were made anew", labels=["reason"]
         )
         for reason, number in sorted(pool.counts.items()):
-            if reason != _INTERNAL:
-                recycles.add_metric([reason.removeprefix("slot_")], number)
+            if reason.startswith(_RECYCLED):
+                recycles.add_metric([reason.removeprefix(_RECYCLED)], number)
         yield recycles
 
 

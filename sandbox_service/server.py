@@ -22,7 +22,7 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
-from sandbox_service import auth, codec, limits, request, runner
+from sandbox_service import auth, codec, limits, packages, request, runner
 from sandbox_service.blobs import BlobStore, MissingBlob
 from sandbox_service.cache import Cache
 from sandbox_service.metrics import Metrics, verdict_name
@@ -86,7 +86,7 @@ class SandboxServicer(pb_grpc.SandboxServicer):
     def __init__(self, pool: Pool, settings: Settings) -> None:
         """Raises auth.AuthError if the file of tokens cannot be used."""
         self.pool = pool
-        self.scheduler = Scheduler(pool.num_slots)
+        self.scheduler = Scheduler(pool.num_positions)
         self.runtime_digest = _runtime_digest(pool)
         self.cache = Cache(settings.cache_bytes, self.runtime_digest)
         self.blobs = BlobStore(settings.blob_bytes)
@@ -342,7 +342,14 @@ async def _run_all(workers: Iterator[Any]) -> None:
 
 def _runtime_digest(pool: Pool) -> bytes:
     """Of everything beside the request that decides what a program returns."""
-    parts = (VERSION, platform.python_version(), platform.machine(), codec.VERSION, pool.tier)
+    parts = (
+        VERSION,
+        platform.python_version(),
+        platform.machine(),
+        codec.VERSION,
+        pool.tier,
+        packages.find().versions,
+    )
     return hashlib.sha256(repr(parts).encode()).digest()
 
 
