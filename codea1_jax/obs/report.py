@@ -23,6 +23,7 @@ from codea1_jax.obs import compare
 from codea1_jax.obs.run_folder import RunFolder, is_count, number, read_objects, read_run
 
 ASSETS = importlib.resources.files("codea1_jax") / "assets" / "report"
+SCRIPTS = ("elements.js", "curves.js", "rollouts.js", "problem.js", "page.js")  # one after another
 MAX_TEXT = 20_000  # characters of one text (a response, a statement)
 MAX_QUESTION = 2_000  # characters of a problem's text that search looks at
 
@@ -105,7 +106,7 @@ def render(runs: Sequence[RunFolder], max_mb: float) -> str:
         for step, chunk in sorted(rollouts.chunks.items())
     ]
     blocks.append(_block("index", pack(problem_index([r.seen for r in embedded]))))
-    script, style = _asset("report.js"), _asset("report.css")
+    script, style = "\n".join(map(_asset, SCRIPTS)), _asset("report.css")
     parts = {
         "policy": _policy(script, style),
         "style": style,

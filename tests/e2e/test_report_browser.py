@@ -137,6 +137,15 @@ def test_steps_and_filters_change_the_list(page, opened):
     page.wait("byId('list-status').textContent.startsWith('No rollouts of step 0')")
 
 
+def test_an_alarm_leads_to_its_step(page, opened):
+    opened("long")
+    alarm = page.run("document.querySelector('.alarm').textContent")
+    assert "No verdict for up to" in alarm
+    page.click(".alarm button")
+    step = page.run("document.querySelector('.alarm button').textContent")
+    page.wait(f"byId('list-status').textContent.startsWith('Step {step}:')")
+
+
 def test_the_keyboard_reaches_every_cell(page, opened):
     opened("long")
     open_problem(page)
