@@ -14,6 +14,7 @@ this runs in the slot's own process, before any program does.
 """
 
 import contextlib
+import errno
 import fcntl
 import os
 import resource
@@ -136,7 +137,11 @@ class Cage:
             raise OSError(
                 22, f"the interpreter is under /tmp ({sys.base_prefix}); programs get a /tmp"
             )
-        linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        try:
+            linux.mount("none", "/", None, linux.MS_REC | linux.MS_PRIVATE)
+        except OSError as error:
+            if self.tier != "C" or error.errno != errno.EINVAL:
+                raise  # gVisor has no shared mounts that would have to be made private
         # Any folder of the host will do: the mount is seen in this namespace only.
         new_root = next(p for p in ("/sys", "/mnt", "/tmp") if os.path.isdir(p))
         linux.mount("cage", new_root, "tmpfs", linux.MS_NOSUID, "size=1m,mode=755")
@@ -257,10 +262,11 @@ class Cage:
 
     def _kill_all(self) -> None:
         if self.has_pid_namespace:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(-1, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
                 while True:
+                    # Again after each that went: not every kernel (gVisor) stops those that fork.
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(-1, signal.SIGKILL)
                     os.waitpid(-1, 0)
             return
         while self._kill_descendants():

@@ -99,6 +99,7 @@ class Groups:
         self._locks: list[folders.Lock] = []
         self._files = _V1
         self._leaving: list[Group] = []
+        self._left_parent = ""  # v2: the group that this process was in, if it had to move
         try:
             parents = _parents(mounts, own_groups)
             if "" in parents:
@@ -131,11 +132,8 @@ class Groups:
             leaf = os.path.join(lock.path, "supervisor")
             os.mkdir(leaf)
             _write(os.path.join(leaf, "cgroup.procs"), "0")
-            try:
-                _write(os.path.join(parent, "cgroup.subtree_control"), enable)
-            except OSError:
-                _write(os.path.join(parent, "cgroup.procs"), "0")
-                raise
+            self._left_parent = parent
+            _write(os.path.join(parent, "cgroup.subtree_control"), enable)
         _write(os.path.join(lock.path, "cgroup.subtree_control"), enable)
         self._try_out()
 
@@ -166,6 +164,16 @@ class Groups:
 
     def close(self) -> None:
         """Removes everything; slots must have been ended."""
+        if self._left_parent:  # back to where this process was, in the reverse order
+            disable = " ".join(f"-{name}" for name in _CONTROLLERS)
+            for path, file, text in (
+                (self._locks[0].path, "cgroup.subtree_control", disable),
+                (self._left_parent, "cgroup.subtree_control", disable),
+                (self._left_parent, "cgroup.procs", "0"),
+            ):
+                with contextlib.suppress(OSError):
+                    _write(os.path.join(path, file), text)
+            self._left_parent = ""
         for lock in self._locks:
             _clear(lock.path)
             lock.release()

@@ -4,10 +4,12 @@ Used by the zygotes; imported before they fork, so it holds nothing but thin wra
 """
 
 import ctypes
+import gc
 import os
 import platform
 import struct
 from collections.abc import Iterable
+from types import CodeType
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
@@ -66,19 +68,33 @@ def has_pidfd() -> bool:
     return True
 
 
-def make_immortal(objects: Iterable[object]) -> bool:
-    """Ends reference counting for objects that live as long as the process (PEP 683).
+def make_immortal() -> None:
+    """Ends reference counting for all objects that there are (PEP 683); call once, before forks.
 
-    A forked child that only reads such an object then leaves its memory page shared; else every
-    page it looks at is copied. The mark is taken from None, which the interpreter made immortal
-    itself; False if this interpreter keeps counts in another form.
+    A forked child that only looks at such an object leaves its memory page shared; otherwise each
+    look copies the page. The mark is taken from None, which the interpreter made immortal itself;
+    nothing is done if this interpreter keeps counts in another form.
     """
-    mark = ctypes.c_uint32.from_address(id(None)).value
+    count_of = ctypes.c_uint32.from_address
+    mark = count_of(id(None)).value
     if mark < 1 << 31:
-        return False
-    for value in objects:
-        ctypes.c_uint32.from_address(id(value)).value = mark
-    return True
+        return
+    todo = gc.get_objects()
+    while todo:
+        value = todo.pop()
+        count = count_of(id(value))
+        if count.value == mark or value is todo:
+            continue
+        count.value = mark
+        todo += gc.get_referents(value)
+        if type(value) is CodeType:  # the collector does not know what it holds
+            todo += (value.co_consts, value.co_names)
+
+
+def trim_heap() -> None:
+    """Gives free memory of the heap back, so that forks need not copy its page tables (glibc)."""
+    if hasattr(_libc, "malloc_trim"):
+        _libc.malloc_trim(ctypes.c_size_t(0))
 
 
 def prctl(option: int, value: int) -> None:

@@ -91,6 +91,12 @@ class _Ends:
             is_over = os.waitid(os.P_PID, self._pid, flags) is not None
         return is_over, any(fd != self._fd for fd in events)
 
+    def leave_child(self) -> None:
+        """In a child: its own signals are not for the slot."""
+        if not self._has_pidfd:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+
     def close(self) -> None:
         if self._has_pidfd:
             self._poller.unregister(self._fd)
@@ -110,7 +116,7 @@ def _serve_one(control: socket.socket, place: Cage, ends: _Ends) -> None:
     start = protocol.START.unpack(message)
     pid = os.fork()
     if pid == 0:
-        _become_child(place, start, fds)
+        _become_child(place, ends, start, fds)
     for fd in fds:
         os.close(fd)
     _, run_id, cpu_s, wall_s, memory_bytes, _ = start
@@ -129,14 +135,13 @@ def _serve_one(control: socket.socket, place: Cage, ends: _Ends) -> None:
     )
 
 
-def _become_child(place: Cage, start: tuple[Any, ...], fds: list[int]) -> NoReturn:
+def _become_child(place: Cage, ends: _Ends, start: tuple[Any, ...], fds: list[int]) -> NoReturn:
     """In the child: descriptors 0 to 4 (5: the channel) and nothing else open, then the program."""
     status = 71
     try:
         _, _, cpu_s, _, memory_bytes, payload_bytes = start
         os.setsid()
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        ends.leave_child()
         os.dup2(0, 2)  # 0 is /dev/null
         for target, fd in zip((4, 3, 1, 5), fds):  # payload, results, output, channel
             os.dup2(fd, target)

@@ -95,6 +95,7 @@ def main() -> None:
     control.set_inheritable(False)
     gc.collect()
     linux.make_immortal()
+    linux.trim_heap()
     gc.freeze()
     serve(control)
 
