@@ -25,7 +25,6 @@ def learn(
       rewards, mask: [groups, G]; samples outside the mask (unknown verdicts) take no part.
       training_step: counts from 1.
     """
-    role.engine.release()  # its copy of the weights is about to be outdated, and memory is short
     advantages = group_advantages(rewards, mask)
     known = effective_mask(rewards, mask)
     rows = [

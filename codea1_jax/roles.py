@@ -70,6 +70,7 @@ class Role:
         ):
             groups[sample.request_id][sample.sample_index] = sample
             on_sample()
+        self.engine.release()  # memory is short when the other role samples or this one learns
         complete = [[sample for sample in group if sample is not None] for group in groups.values()]
         assert all(len(group) == num_samples for group in complete)
         return complete

@@ -15,9 +15,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from jaxtyping import Bool, Float, Float32, Int, Int32
+from jaxtyping import Bool, Float, Float32, Int, Int32, Int64
 
 Array = jax.Array
 Params = Any  # nested dict of arrays; its structure is the model's (models/qwen2.py)
 
-__all__ = ["Array", "Bool", "Float", "Float32", "Int", "Int32", "Params", "np"]
+__all__ = ["Array", "Bool", "Float", "Float32", "Int", "Int32", "Int64", "Params", "np"]

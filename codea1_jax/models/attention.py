@@ -93,15 +93,23 @@ def attend_full(
     k: Float[Array, "B L K H"],
     v: Float[Array, "B L K H"],
     segment_ids: Int[Array, "B L"],
+    branch_ids: Int[Array, "B L"] | None = None,
 ) -> Float[Array, "B L N H"]:
-    """Causal attention inside segments: row i sees rows j <= i of its own non-zero segment.
+    """Causal attention inside segments: token i sees tokens j <= i of its own non-zero segment.
 
-    Rows of segment 0 (padding) see nothing; their result is finite and must not be used.
+    Tokens of segment 0 (padding) see nothing; their result is finite and must not be used.
+
+    Args:
+      branch_ids: continuations of one prefix inside a segment: token i sees branch 0 (the prefix)
+        and its own branch.
     """
     length = q.shape[1]
     index = jnp.arange(length)
+    if branch_ids is None:
+        branch_ids = jnp.zeros_like(segment_ids)
     if length <= QUERY_CHUNK:
-        return _attend(q, k, v, _segment_mask(segment_ids, index, segment_ids))
+        ids = (segment_ids, branch_ids, index)
+        return _attend(q, k, v, _segment_mask(ids, ids))
 
     num_chunks = -(-length // QUERY_CHUNK)
     pad = num_chunks * QUERY_CHUNK - length
@@ -112,13 +120,13 @@ def attend_full(
         return jnp.moveaxis(x, 1, 0)
 
     @jax.checkpoint  # the backward pass keeps no chunk's scores
-    def one_chunk(args: tuple[Array, Array, Array]) -> Array:
-        q_chunk, q_segment_ids, start = args
-        q_index = start + jnp.arange(QUERY_CHUNK)
-        return _attend(q_chunk, k, v, _segment_mask(q_segment_ids, q_index, segment_ids))
+    def one_chunk(args: tuple[Array, ...]) -> Array:
+        q_chunk, q_segment_ids, q_branch_ids, start = args
+        q_ids = (q_segment_ids, q_branch_ids, start + jnp.arange(QUERY_CHUNK))
+        return _attend(q_chunk, k, v, _segment_mask(q_ids, (segment_ids, branch_ids, index)))
 
     starts = jnp.arange(num_chunks) * QUERY_CHUNK
-    out = lax.map(one_chunk, (chunked(q), chunked(segment_ids), starts))
+    out = lax.map(one_chunk, (chunked(q), chunked(segment_ids), chunked(branch_ids), starts))
     out = jnp.moveaxis(out, 0, 1)
     return out.reshape(out.shape[0], num_chunks * QUERY_CHUNK, *q.shape[2:])[:, :length]
 
@@ -174,11 +182,17 @@ def attend_layer(
 
 
 def _segment_mask(
-    q_segment_ids: Int[Array, "B Q"], q_index: Int[Array, "Q"], segment_ids: Int[Array, "B L"]
+    q_ids: tuple[Int[Array, "B Q"], Int[Array, "B Q"], Int[Array, "Q"]],
+    k_ids: tuple[Int[Array, "B L"], Int[Array, "B L"], Int[Array, "L"]],
 ) -> Bool[Array, "B Q L"]:
-    same = q_segment_ids[:, :, None] == segment_ids[:, None, :]
-    causal = q_index[:, None] >= jnp.arange(segment_ids.shape[1])[None, :]
-    return same & causal[None] & (q_segment_ids != 0)[:, :, None]
+    """Which keys a query sees, from (segment, branch, index) of both."""
+    q_segment, q_branch, q_index = q_ids
+    k_segment, k_branch, k_index = k_ids
+    same = q_segment[:, :, None] == k_segment[:, None, :]
+    is_shared = k_branch[:, None, :] == 0
+    same &= is_shared | (q_branch[:, :, None] == k_branch[:, None, :])
+    causal = q_index[:, None] >= k_index[None, :]
+    return same & causal[None] & (q_segment != 0)[:, :, None]
 
 
 def _attend(

@@ -49,7 +49,8 @@ def matmul(
 
 def _matmul_forward(x: Array, kernel: Array, num_in: int, compute_dtype: Any) -> tuple[Array, Any]:
     contract = (tuple(range(x.ndim - num_in, x.ndim)), tuple(range(num_in)))
-    y = _dot(*_apart((x, kernel.astype(compute_dtype))), contract, compute_dtype)
+    apart_x, cast_kernel = _apart((x, kernel.astype(compute_dtype)))
+    y = _dot(apart_x, cast_kernel, contract, compute_dtype)
     return _apart(y), (x, kernel)
 
 

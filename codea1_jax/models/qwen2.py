@@ -161,15 +161,17 @@ class LanguageModel:
         tokens: Int32[Array, "B L"],
         positions: Int32[Array, "B L"],
         segment_ids: Int32[Array, "B L"],
+        branch_ids: Int32[Array, "B L"] | None = None,
     ) -> Float[Array, "B L D"]:
         """Final-normed hidden states.
 
-        A token attends to itself and to earlier rows of its own segment. Segment 0 is padding: it
-        influences nothing, and its own result is finite but meaningless.
+        A token attends to itself and to earlier tokens of its own segment; with `branch_ids`, only
+        to those of branch 0 and of its own branch. Segment 0 is padding: it influences nothing, and
+        its own result is finite but meaningless.
         """
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            return attend_full(q, k, v, segment_ids), None
+            return attend_full(q, k, v, segment_ids, branch_ids), None
 
         x, rotary, stem = self._start(params, tokens, positions)
         x, _ = self._scan_layers(params, x, rotary, attend)

@@ -1,8 +1,6 @@
-"""From finished samples to fixed-shape rows: batches, mini-batches and micro-batches.
+"""From finished samples to batches and mini-batches of rows, one sample a row.
 
-Shapes come from a finite list. A row is as long as a bucket of `length_buckets`; a micro-batch of
-that length has as many rows as fit a token budget. Rows are sorted by length before they are cut
-into micro-batches, which saves padding and makes the cut independent of the batch's order.
+How a mini-batch is cut and packed for the device is rl/packing.py's business.
 """
 
 import dataclasses
@@ -64,18 +62,6 @@ class TrainBatch:
     def replace(self, **changes: np.ndarray) -> "TrainBatch":
         """A copy with some arrays replaced, e.g. `old_logp` once it is known."""
         return dataclasses.replace(self, **changes)
-
-
-@dataclasses.dataclass(frozen=True)
-class MicroBatch:
-    """Rows of a batch cut to one bucket length and padded to a fixed number of rows.
-
-    Attributes:
-      rows: indices into the batch it was cut from; `batch` has these first, then empty rows.
-    """
-
-    rows: np.ndarray
-    batch: TrainBatch
 
 
 def default_length_buckets(max_length: int) -> tuple[int, ...]:
@@ -149,42 +135,3 @@ def mini_batches(batch: TrainBatch, num: int, *, seed: int | None = None) -> lis
     if seed is not None:
         order = np.random.default_rng(seed).permutation(batch.num_rows)
     return [batch.take(rows) for rows in np.array_split(order, num)]
-
-
-def micro_batches(
-    batch: TrainBatch, *, length_buckets: Sequence[int], max_tokens: int, row_multiple: int = 1
-) -> list[MicroBatch]:
-    """Cuts a batch into parts that fit the device, longest rows first.
-
-    Rows without a counted token are left out. The number of rows of a part depends only on its
-    bucket and on the batch's row count: `max_tokens // bucket`, rounded down to a multiple of
-    `row_multiple` (at least one multiple), and not above the batch's own rows rounded up.
-
-    Args:
-      max_tokens: padded tokens a micro-batch may hold, over all devices.
-      row_multiple: what the number of rows must divide by: the devices the rows are spread over.
-    """
-    counted = batch.response_mask.sum(axis=1) > 0
-    order = np.argsort(-batch.lengths, kind="stable")
-    order = order[counted[order]]
-    most_rows = -(-batch.num_rows // row_multiple) * row_multiple
-    parts = []
-    while order.size:
-        bucket = pick_bucket(int(batch.lengths[order[0]]), length_buckets)
-        num_rows = max(max_tokens // bucket // row_multiple, 1) * row_multiple
-        num_rows = min(num_rows, most_rows)
-        rows, order = order[:num_rows], order[num_rows:]
-        parts.append(MicroBatch(rows, _fit(batch.take(rows), num_rows, bucket)))
-    return parts
-
-
-def _fit(batch: TrainBatch, num_rows: int, length: int) -> TrainBatch:
-    """Cuts or pads a batch to [num_rows, length]; new rows are empty (length 0, mask 0)."""
-    fitted = {}
-    for name, value in batch.arrays().items():
-        shape = (num_rows,) if value.ndim == 1 else (num_rows, length)
-        new = np.zeros(shape, value.dtype)
-        part = value if value.ndim == 1 else value[:, :length]
-        new[tuple(slice(0, size) for size in part.shape)] = part
-        fitted[name] = new
-    return TrainBatch(**fitted)

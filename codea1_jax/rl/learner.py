@@ -1,8 +1,8 @@
 """The learner: log-probs of given tokens, and one optimizer step per mini-batch.
 
 Gradients of micro-batches are added up as sums over tokens and divided once by the mini-batch's
-token count, so a step does not depend on how rows were split, padded, ordered or sharded. The host
-walks over the micro-batches; each runs one jitted program whose shapes come from the bucket list.
+token count, so a step does not depend on how samples were packed, padded, ordered or sharded. The
+host walks over the micro-batches; each runs one jitted program whose shapes come from a short list.
 """
 
 import dataclasses
@@ -19,9 +19,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from codea1_jax.models import sharding
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl import optim
-from codea1_jax.rl.batching import MicroBatch, TrainBatch, default_length_buckets, micro_batches
+from codea1_jax.rl.batching import TrainBatch, default_length_buckets
 from codea1_jax.rl.losses import LossConfig, LossFn, LossOutput, grpo_loss, sft_loss
 from codea1_jax.rl.optim import OptimizerConfig
+from codea1_jax.rl.packing import PackedRows, micro_batches
 from codea1_jax.rl.token_logp import response_logp
 from codea1_jax.typing import Array, Float32, Int32, Params
 
@@ -34,11 +35,13 @@ class LearnerConfig:
       length_buckets: row lengths that programs are compiled for.
       micro_batch_tokens: padded tokens per micro-batch, over all devices.
       tokens_per_chunk: tokens whose logits exist at a time, per device that rows are spread over.
+      share_prefix: compute a prompt once for all samples of it that fit one row.
     """
 
     length_buckets: tuple[int, ...] = default_length_buckets(8192)
     micro_batch_tokens: int = 16384
     tokens_per_chunk: int = 1024
+    share_prefix: bool = True
 
     def __post_init__(self) -> None:
         buckets = tuple(self.length_buckets)
@@ -173,12 +176,10 @@ class Learner:
         )
         logp, entropy = np.zeros_like(zeros), np.zeros_like(zeros)
         for micro in self._micro_batches(batch):
-            arrays = self._to_device(micro, ("tokens", "lengths", "response_mask"))
             with jax.set_mesh(self.mesh):
-                values = self._logprobs(params, arrays, np.float32(temperature))
-            width = min(micro.batch.tokens.shape[1], tokens.shape[1])
+                values = self._logprobs(params, self._to_device(micro), np.float32(temperature))
             for whole, part in zip((logp, entropy), jax.device_get(values), strict=True):
-                whole[micro.rows, :width] = part[: len(micro.rows), :width]
+                micro.restore(part, into=whole)
         return logp, entropy
 
     def score(
@@ -192,17 +193,17 @@ class Learner:
     def _row_logprobs(
         self, params: Params, rows: dict[str, Array], temperature: Array
     ) -> tuple[Float32[Array, "B L"], Float32[Array, "B L"]]:
-        tokens = rows["tokens"]
-        num_rows, length = tokens.shape
-        index = jnp.broadcast_to(jnp.arange(length, dtype=jnp.int32)[None, :], tokens.shape)
-        segment_ids = (index < rows["lengths"][:, None]).astype(jnp.int32)
-        hidden = self.model.hidden(params, tokens, index, segment_ids)  # [B, L, D]
+        num_rows, length = rows["tokens"].shape
+        hidden = self.model.hidden(
+            params, rows["tokens"], rows["positions"], rows["segment_ids"], rows["branch_ids"]
+        )  # [B, L, D]
         rows_per_shard = max(num_rows // self._num_row_shards, 1)
         head = params["embedder" if self.model.config.tie_word_embeddings else "head"]
         return response_logp(
             head["table"],
             hidden,
-            tokens,
+            rows["hidden_index"],
+            rows["targets"],
             rows["response_mask"],
             temperature,
             chunk_length=min(max(self.config.tokens_per_chunk // rows_per_shard, 1), length),
@@ -268,9 +269,8 @@ class Learner:
         grads = None
         outputs = []
         for micro in self._micro_batches(batch):
-            arrays = self._to_device(micro, tuple(micro.batch.arrays()))
             with jax.set_mesh(self.mesh):
-                part, output = program(params, arrays, np.float32(temperature))
+                part, output = program(params, self._to_device(micro), np.float32(temperature))
                 grads = part if grads is None else self._add(grads, part)
             outputs.append(output)
         return grads, _combine(jax.device_get(outputs), batch)
@@ -301,7 +301,7 @@ class Learner:
 
     # Rows
 
-    def _micro_batches(self, batch: TrainBatch) -> list[MicroBatch]:
+    def _micro_batches(self, batch: TrainBatch) -> list[PackedRows]:
         if np.any(batch.response_mask[:, 0]):
             raise ValueError("response_mask is set in column 0; a first token has no log-prob")
         return micro_batches(
@@ -309,11 +309,11 @@ class Learner:
             length_buckets=self.config.length_buckets,
             max_tokens=self.config.micro_batch_tokens,
             row_multiple=self._num_row_shards,
+            share_prefix=self.config.share_prefix,
         )
 
-    def _to_device(self, micro: MicroBatch, names: tuple[str, ...]) -> dict[str, Array]:
-        arrays = {name: getattr(micro.batch, name) for name in names}
-        return jax.device_put(arrays, sharding.batch_sharding(self.mesh))
+    def _to_device(self, micro: PackedRows) -> dict[str, Array]:
+        return jax.device_put(micro.arrays(), sharding.batch_sharding(self.mesh))
 
 
 def _combine(outputs: list[LossOutput], batch: TrainBatch) -> dict[str, float]:

@@ -83,7 +83,8 @@ class LossOutput(NamedTuple):
 class LossFn(Protocol):
     """Sums a loss over the tokens with `rows["response_mask"]` 1.
 
-    `rows` holds the arrays of a TrainBatch; `logp` and `entropy` are zero outside the mask.
+    `rows` holds the arrays of a PackedRows, whose columns are counted tokens; `logp` and `entropy`
+    are zero outside the mask.
     """
 
     def __call__(
@@ -99,11 +100,11 @@ def grpo_loss(
 ) -> LossOutput:
     """Clipped policy loss plus KL to the reference (GRPO, arXiv 2402.03300, eq. 3).
 
-    With r = exp(clamp(logp - old_logp, -20, 20)) and the row's advantage A, a token's loss is
+    With r = exp(clamp(logp - old_logp, -20, 20)) and the sample's advantage A, a token's loss is
     max(-A r, -A clip(r, 1 - clip_low, 1 + clip_high)), at most -A dual_clip where A < 0.
     """
     mask = rows["response_mask"]  # [B, L]
-    advantage = rows["advantages"][:, None]  # [B, 1]
+    advantage = rows["advantages"]  # [B, L]
     log_ratio = jnp.clip(logp - rows["old_logp"], -LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     ratio = jnp.exp(log_ratio)
     plain = -advantage * ratio

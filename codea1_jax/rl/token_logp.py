@@ -1,8 +1,8 @@
 """Log-probs and entropies of given tokens without `[B, L, V]` logits in memory.
 
-Hidden states are shifted so that every row's response starts in column 0; then a loop walks over
-columns, a chunk at a time, as far as the longest response goes. Only one chunk's logits exist at a
-time, in the backward pass too: it recomputes them from the saved normaliser.
+The hidden states that predict a counted token are gathered to the front of their row; then a loop
+walks over columns, a chunk at a time, as far as the fullest row goes. Only one chunk's logits exist
+at a time, in the backward pass too: it recomputes them from the saved normaliser.
 
 The head's matmul is written out here instead of calling `LanguageModel.logits`, so that its
 gradient can be summed over chunks in float32 while its operands stay in the compute dtype.
@@ -22,43 +22,33 @@ from codea1_jax.typing import Array, Float, Float32, Int32
 def response_logp(
     table: Float[Array, "V D"],
     hidden: Float[Array, "B L D"],
-    tokens: Int32[Array, "B L"],
-    response_mask: Float32[Array, "B L"],
+    hidden_index: Int32[Array, "B C"],
+    targets: Int32[Array, "B C"],
+    mask: Float32[Array, "B C"],
     temperature: Array,
     *,
     chunk_length: int,
-) -> tuple[Float32[Array, "B L"], Float32[Array, "B L"]]:
-    """log p(token t | tokens before t) and that distribution's entropy, zero outside the mask.
+) -> tuple[Float32[Array, "B C"], Float32[Array, "B C"]]:
+    """log p(targets[c] | what hidden[hidden_index[c]] has seen) and that distribution's entropy.
 
     Args:
       table: the output head; logits are hidden @ table^T in hidden's dtype, summed in float32.
-      hidden: hidden[:, t] has seen tokens up to and including t, so it predicts token t + 1.
-      response_mask: column 0 must be 0: nothing predicts a first token.
+      hidden_index: position in the row of the hidden state that predicts the target.
+      mask: 1 where a target counts, 0 elsewhere; counted columns should come first.
       temperature: float32 scalar that divides the logits.
       chunk_length: columns per chunk.
 
     Returns:
-      (logp, entropy), float32; differentiable in table and hidden.
+      (logp, entropy), float32, zero outside the mask; differentiable in table and hidden.
     """
-    length = tokens.shape[1]
-    # [B]; rows without response tokens start anywhere: their mask is 0 throughout.
-    start = jnp.maximum(jnp.argmax(response_mask > 0, axis=1), 1)
-    padded = -(-length // chunk_length) * chunk_length
-    column = start[:, None] + jnp.arange(padded)[None, :]  # [B, padded]: token index
-    is_inside = (column < length).astype(jnp.float32)
-    column = jnp.minimum(column, length - 1)
-    gather = partial(jnp.take_along_axis, axis=1)
-    mask = gather(response_mask, column) * is_inside
-    targets = gather(tokens, column)
-    shifted = gather(hidden, (column - 1)[:, :, None])  # [B, padded, D]
-    shifted = constrain(shifted, "batch", "length", "act_embed")
-    logp, entropy = _chunked_logp(chunk_length, table, shifted, targets, mask, temperature)
-    # Back to token indices: token t is column t - start of the shifted arrays.
-    back = jnp.arange(length)[None, :] - start[:, None]  # [B, L]
-    is_kept = (back >= 0) & (response_mask > 0)
-    back = jnp.maximum(back, 0)
-    restore = lambda values: jnp.where(is_kept, gather(values, back), 0.0)  # noqa: E731
-    return restore(logp), restore(entropy)
+    num_columns = targets.shape[1]
+    pad = ((0, 0), (0, -num_columns % chunk_length))
+    hidden_index, targets, mask = (jnp.pad(x, pad) for x in (hidden_index, targets, mask))
+    chosen = jnp.take_along_axis(hidden, hidden_index[:, :, None], axis=1)  # [B, C, D]
+    chosen = constrain(chosen, "batch", "length", "act_embed")
+    values = _chunked_logp(chunk_length, table, chosen, targets, mask, temperature)
+    logp, entropy = (jnp.where(mask > 0, value, 0.0)[:, :num_columns] for value in values)
+    return logp, entropy
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))

@@ -66,12 +66,16 @@ def params(learner: Learner) -> Any:
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    """Eight rows, uneven lengths, one of them masked; old and reference log-probs that differ."""
+    """Eight samples, uneven lengths, one of them masked; old and reference log-probs that differ.
+
+    Three share a prompt of seven tokens and two one of four; the rows are packed.
+    """
     rng = np.random.default_rng(0)
-    sizes = [(5, 9), (3, 21), (12, 2), (1, 1), (7, 11), (2, 6), (9, 15), (4, 3)]
+    sizes = [(7, 4), (3, 21), (12, 2), (1, 1), (7, 11), (4, 6), (7, 5), (4, 8)]
+    prompts = {p: rng.integers(0, CONFIG.vocab_size, p).tolist() for p, _ in sizes}
     samples = [
         TrainSample(
-            rng.integers(0, CONFIG.vocab_size, p).tolist(),
+            prompts[p],
             rng.integers(0, CONFIG.vocab_size, r),
             advantage=float(rng.normal()),
             is_trained=i != 4,
@@ -140,7 +144,7 @@ def test_loss_gradients_and_logprobs_match_naive(
     (loss, logps), grads = naive(params)
     assert reference[1]["clip_fraction_low"] > 0
     assert reference[1]["clip_fraction_high"] > 0
-    assert reference[1]["num_tokens"] == 57
+    assert reference[1]["num_tokens"] == 47
     np.testing.assert_allclose(reference[1]["loss"], loss, rtol=1e-5)
     assert_trees_close(reference[0], grads)
     for got, want in zip(learner.score(params, batch), logps, strict=True):
@@ -149,11 +153,11 @@ def test_loss_gradients_and_logprobs_match_naive(
 
 
 def test_accumulation_does_not_matter(params: Any, batch: TrainBatch, reference: tuple):
-    """One micro-batch of eight rows or eight of one row (seven count)."""
-    config = dataclasses.replace(LEARNER, micro_batch_tokens=24)
+    """One micro-batch of shared rows or one for each of the seven samples that count."""
+    config = dataclasses.replace(LEARNER, micro_batch_tokens=24, share_prefix=False)
     grads, metrics = mean_gradients(make_learner(config=config), params, batch)
     assert reference[1]["num_micro_batches"] == 1
-    assert metrics["num_micro_batches"] == 7
+    assert metrics["num_micro_batches"] > 1
     assert_trees_close(grads, reference[0], rtol=2e-5)
     for name in metrics.keys() - {"num_micro_batches"}:
         np.testing.assert_allclose(metrics[name], reference[1][name], rtol=1e-5, err_msg=name)
@@ -293,11 +297,13 @@ def test_programs_are_few(learner: Learner):
 
 
 def test_no_full_logits(learner: Learner, params: Any, batch: TrainBatch):
-    """Logits exist for a chunk of 4 columns; [B, L, V] of them would not fit at full size."""
+    """Logits exist for a chunk of columns; [B, L, V] of them would not fit at full size."""
+    (rows,) = learner._micro_batches(batch)
+    assert rows.tokens.shape == (4, 24)
     with jax.set_mesh(learner.mesh):
-        text = learner._grpo_gradients.lower(params, batch.arrays(), np.float32(1.0)).as_text()
-    assert "8x4x48xf32" in text
-    assert "8x24x48x" not in text
+        text = learner._grpo_gradients.lower(params, rows.arrays(), np.float32(1.0)).as_text()
+    assert "4x8x48xf32" in text  # tokens_per_chunk=32 over 4 rows
+    assert "4x24x48x" not in text
 
 
 def test_sft_learns_a_toy_batch():

@@ -12,6 +12,8 @@ from codea1_jax.rl.losses import LossConfig, grpo_loss, sft_loss
 from codea1_jax.rl.token_logp import response_logp
 
 B, L, V, D = 6, 11, 13, 5
+# Token t is predicted by the hidden state of token t - 1.
+BEFORE = np.broadcast_to(np.maximum(np.arange(L, dtype=np.int32) - 1, 0), (B, L))
 
 
 def numpy_log_softmax(logits: np.ndarray) -> np.ndarray:
@@ -33,7 +35,7 @@ def numpy_grpo(
     for b, t in zip(*np.nonzero(rows["response_mask"]), strict=True):
         lp = log_p[b, t - 1]
         p = np.exp(lp)
-        a = float(rows["advantages"][b])
+        a = float(rows["advantages"][b, t])
         new, old, ref = (
             lp[tokens[b, t]],
             float(rows["old_logp"][b, t]),
@@ -88,7 +90,7 @@ def random_case(seed: int) -> tuple[np.ndarray, np.ndarray, dict[str, np.ndarray
     mask[2, 6] = 0  # a hole
     rows = {
         "response_mask": mask,
-        "advantages": np.array([1.5, 2.0, -1.0, -0.5, 0.0, 0.8], np.float32),
+        "advantages": np.float32([1.5, 2.0, -1.0, -0.5, 0.0, 0.8])[:, None] * np.ones_like(mask),
         "old_logp": rng.normal(-2.5, 2.0, (B, L)).astype(np.float32),
         "ref_logp": rng.normal(-2.5, 2.0, (B, L)).astype(np.float32),
     }
@@ -116,6 +118,7 @@ def test_grpo_and_gradients_match_numpy(config: LossConfig):
         logp, entropy = response_logp(
             table,
             hidden,
+            BEFORE,
             tokens,
             rows["response_mask"],
             jnp.float32(config.temperature),
@@ -155,6 +158,7 @@ def test_identity_head_gives_gradient_in_the_logits():
         logp, entropy = response_logp(
             jnp.eye(V),
             hidden,
+            BEFORE,
             tokens,
             rows["response_mask"],
             jnp.float32(1.0),
@@ -178,6 +182,7 @@ def test_chunk_length_does_not_matter():
             logp, entropy = response_logp(
                 table,
                 hidden,
+                BEFORE,
                 tokens,
                 rows["response_mask"],
                 jnp.float32(1.3),
@@ -197,9 +202,7 @@ def test_on_policy_step_has_ratio_one():
     mask = rows["response_mask"]
     rows["old_logp"] = rows["old_logp"] * mask
     output = grpo_loss(rows["old_logp"], mask, rows, LossConfig(kl_coefficient=0.0))
-    np.testing.assert_allclose(
-        output.loss_sum, -(mask * rows["advantages"][:, None]).sum(), rtol=1e-6
-    )
+    np.testing.assert_allclose(output.loss_sum, -(mask * rows["advantages"]).sum(), rtol=1e-6)
     np.testing.assert_allclose(output.sums["ratio_mean"], mask.sum(), rtol=1e-6)
     assert output.sums["policy_kl"] == 0
     assert output.maxima["ratio_max"] == 1
@@ -208,13 +211,13 @@ def test_on_policy_step_has_ratio_one():
 def test_extreme_differences_stay_finite():
     rows = {
         "response_mask": np.ones((1, 4), np.float32),
-        "advantages": np.array([1.0], np.float32),
+        "advantages": np.ones((1, 4), np.float32),
         "old_logp": np.array([[-1e4, 0.0, 0.0, -50.0]], np.float32),
         "ref_logp": np.array([[0.0, -1e4, 0.0, -50.0]], np.float32),
     }
     logp = np.array([[0.0, -1e4, -30.0, -50.0]], np.float32)
     for sign in (1.0, -1.0):
-        rows["advantages"] = np.array([sign], np.float32)
+        rows["advantages"] = np.full((1, 4), sign, np.float32)
         value, gradient = jax.value_and_grad(
             lambda x: grpo_loss(x, jnp.zeros_like(x), rows, LossConfig()).loss_sum
         )(logp)

@@ -7,7 +7,6 @@ from codea1_jax.rl.batching import (
     TrainSample,
     build_batch,
     default_length_buckets,
-    micro_batches,
     mini_batches,
     pick_bucket,
 )
@@ -74,45 +73,6 @@ def test_mini_batches_are_contiguous_and_complete():
     assert shuffled != [[0, 1, 2], [3, 4]]
     with pytest.raises(ValueError, match="cannot cut 5 rows into 6"):
         mini_batches(batch, 6)
-
-
-def test_micro_batches_keep_every_counted_token():
-    sizes = [(2, 2), (5, 9), (1, 6), (2, 1), (3, 0), (4, 3), (1, 1)]
-    batch = build_batch(make_samples(sizes), length_buckets=BUCKETS)
-    parts = micro_batches(batch, length_buckets=BUCKETS, max_tokens=32, row_multiple=2)
-    assert [part.batch.tokens.shape for part in parts] == [(2, 16), (4, 8)]
-    rows = np.concatenate([part.rows for part in parts])
-    assert sorted(rows) == [0, 1, 2, 3, 5, 6]  # row 4 has no response token
-    for part in parts:
-        width = part.batch.tokens.shape[1]
-        for name, value in part.batch.arrays().items():
-            whole = batch.arrays()[name][part.rows]
-            wanted = whole[:, :width] if whole.ndim == 2 else whole
-            np.testing.assert_array_equal(value[: len(part.rows)], wanted, err_msg=name)
-            assert not value[len(part.rows) :].any()
-        assert part.batch.response_mask.sum() == batch.response_mask[part.rows].sum()
-
-
-def test_micro_batch_shapes_are_few_and_cut_ignores_order():
-    """Shapes depend on buckets and row count; which rows share a part only on lengths."""
-    rng = np.random.default_rng(0)
-    shapes, groups = set(), []
-    lengths = rng.permutation(np.arange(2, 16))  # distinct, so that no ties are broken by order
-    for _ in range(5):
-        samples = [
-            TrainSample([1], np.ones(n - 1, int), advantage=n) for n in rng.permutation(lengths)
-        ]
-        batch = build_batch(samples, length_buckets=BUCKETS)
-        parts = micro_batches(batch, length_buckets=BUCKETS, max_tokens=64, row_multiple=4)
-        shapes |= {part.batch.tokens.shape for part in parts}
-        groups.append([sorted(part.batch.advantages.tolist()) for part in parts])
-    assert shapes <= {(4, 16), (8, 8), (16, 4)}
-    assert all(group == groups[0] for group in groups)
-
-
-def test_no_counted_token_gives_no_micro_batch():
-    batch = build_batch(make_samples([(3, 0), (2, 0)]), length_buckets=BUCKETS)
-    assert micro_batches(batch, length_buckets=BUCKETS, max_tokens=64) == []
 
 
 def test_default_buckets():
