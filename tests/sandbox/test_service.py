@@ -627,7 +627,7 @@ def test_base_install_needs_neither_jax_nor_numpy() -> None:
         "        if name.partition('.')[0] in ('jax', 'jaxlib', 'numpy', 'flax', 'optax'):\n"
         "            raise ImportError(name)\n"
         "sys.meta_path.insert(0, Block())\n"
-        "import sandbox_service.cli, sandbox_service.server, sandbox_service.judge\n"
+        "import sandbox_service.cli, sandbox_service.server, sandbox_service.bench\n"
         "import codea1_jax.sandbox.client, codea1_jax.sandbox.local, codea1_jax.sandbox.verdict\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
