@@ -8,10 +8,11 @@ as a number: the other side gets a `Handle`. The tests may call the program's ob
 public attributes and use their operators; the program may do nothing but call the functions that
 the tests passed to it.
 
-A handle never equals plain data and has no order with it, whatever its `__eq__` says, and `in`
-looks at the items on the tests' side: an object that equals everything would pass every test.
-Otherwise the answers of an object's methods, `len` or `bool` are the program's word, like any
-value. Lists, dicts, sets and arrays that a call changed are changed on the tests' side as well.
+A handle never equals plain data, whatever its `__eq__` says, has no order and no arithmetic with it
+(`abs(f() - 3) < 1e-6` would hand the 3 to the program's `__sub__`), and `in` looks at the items on
+the tests' side: an object that equals everything would pass every test. Otherwise the answers of an
+object's methods, `len` or `bool` are the program's word, like any value. Lists, dicts, sets and
+arrays that a call changed are changed on the tests' side as well.
 Names that begin with "_" and frames, code and modules cannot be reached through a handle: the tests
 do not read the program.
 
@@ -128,7 +129,7 @@ def _add_operators() -> None:
     def forward(name: str, *, is_reflected: bool = False, needs_handle: bool = False) -> Any:
         def method(self: Handle, *others: Any) -> Any:
             if needs_handle and type(others[0]) is not Handle:
-                return NotImplemented
+                raise TypeError(f"{name!r} between an object of the program and plain data")
             operands = (others[0], self) if is_reflected else (self, *others)
             return self._peer.ask(name, *operands)
 
@@ -138,8 +139,8 @@ def _add_operators() -> None:
         setattr(Handle, f"__{name}__", forward(name, needs_handle=True))
     for name in _BINARY:
         plain = name.rstrip("_")
-        setattr(Handle, f"__{plain}__", forward(name))
-        setattr(Handle, f"__r{plain}__", forward(name, is_reflected=True))
+        setattr(Handle, f"__{plain}__", forward(name, needs_handle=True))
+        setattr(Handle, f"__r{plain}__", forward(name, is_reflected=True, needs_handle=True))
     for name in (*_UNARY, *_ITEMS):
         setattr(Handle, f"__{name}__", forward(name))
 
@@ -251,8 +252,13 @@ class Peer:
             if reply[2] is not None and request[0] == "call":
                 _copy_back(request[2:], reply[2])
             return reply[1]
-        if reply[0] == "module" and len(reply) == 2 and reply[1] in sys.stdlib_module_names:
-            return __import__(reply[1])
+        if reply[0] == "module":
+            # The tests get their own, and only if the program calls it by the name they know.
+            if reply[1:] == request[1:] and reply[1] in sys.stdlib_module_names:
+                return __import__(reply[1])
+            raise NameError(
+                f"tests cannot reach the module that the program has as {request[-1]!r}"
+            )
         if reply[0] != "error" or len(reply) != 4 or type(reply[3]) is not tuple:
             raise Gone
         self.last_error = _exception(*reply[1:])

@@ -162,7 +162,7 @@ def new_attempt(
     first: int,
     nonce: bytes,
     *,
-    is_enough: Callable[[bytes], bool] | None = None,
+    is_enough: Callable[[bytearray], bool] | None = None,
 ) -> Attempt:
     """An attempt for the program of `spec`; see `child.run_payload` for `mode` and `work`."""
     payload: bytes = marshal.dumps(

@@ -142,7 +142,7 @@ class _FailureWatch:
         self._index = 0
         self._at = 0
 
-    def __call__(self, data: bytes) -> bool:
+    def __call__(self, data: bytearray) -> bool:
         size = protocol.RECORD.size
         while self._at + size <= len(data) and self._index < len(self._expectations):
             _, kind, _, _, length = protocol.RECORD.unpack_from(data, self._at)

@@ -48,7 +48,7 @@ class Attempt:
     hash_seed: int
     kept_output_bytes: int = KEPT_OUTPUT_BYTES
     # Called with all result bytes so far whenever some have come late; True ends the run.
-    is_enough: Callable[[bytes], bool] | None = None
+    is_enough: Callable[[bytearray], bool] | None = None
 
 
 @dataclass
@@ -413,7 +413,7 @@ class _Channels:
             self._stop_once()
         else:
             self._result += data
-            if data and self._is_enough is not None and self._is_enough(bytes(self._result)):
+            if data and self._is_enough is not None and self._is_enough(self._result):
                 self._stop_once()
         return bool(data)
 

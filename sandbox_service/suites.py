@@ -1,10 +1,10 @@
 """Finds the tests in a source text and runs them, one outcome each; in the sandboxed process.
 
-A test is, in this order: a top-level statement that holds an `assert` or a `raise` (or, where a
-source has no other tests, a top-level call such as `check(add)`), in its place among the other
-statements; a top-level function `test*`; a method `test*` of a `unittest.TestCase` or of a class
-named `Test*`, by name. Fixtures and parameters of pytest and async tests are not supported: such
-tests end with an error, never with a pass.
+A test is, in this order: a top-level statement that holds an `assert` or a `raise`, or is a call of
+something named assert*, check* or test* (where a source has no other tests, any call), in its place
+among the other statements, but not under `if __name__ == ...`; a top-level function `test*`; a
+method `test*` of a `unittest.TestCase` or of a class named `Test*`, by name. Fixtures, parameters
+of pytest and async tests are not supported: such tests end with an error, never with a pass.
 
 Used for tests in a cage of their own (proxy.py) and in the program's interpreter. Imported by the
 zygote; standard library only, and no `ast`, which is costly to import.
@@ -24,6 +24,7 @@ from sandbox_service import protocol
 
 _FILE_NAME = "<tests>"
 _ONLY_AST = 0x400
+_CHECKS = ("assert", "check", "test")
 _SCOPES = (_ast.FunctionDef, _ast.AsyncFunctionDef, _ast.ClassDef, _ast.Lambda)
 
 _setitimer = signal.setitimer
@@ -67,18 +68,22 @@ class Suite:
     ) -> None:
         """Runs all tests; what the source raises outside of them is reported as TESTS_ERROR.
 
+        If it is the program that raised there, the tests that are left end with its exception.
+
         The `names` are put into `namespace` first, as `find` finds them; None: all those that the
         source uses and does not have.
         """
+        num_known = 0
         try:
             text = source.decode("utf-8", "surrogatepass")
             self._lines = text.split("\n")
             statements = compile(text, _FILE_NAME, "exec", _ONLY_AST, dont_inherit=True).body
             functions = _names(statements, _ast.FunctionDef, _ast.AsyncFunctionDef)
             classes = _names(statements, _ast.ClassDef)
-            tests = [s for s in statements if _can_fail(s)]
+            tests = [s for s in statements if _can_fail(s) or _called_name(s).startswith(_CHECKS)]
             if not tests and not any(name.startswith("test") for name in functions):
-                tests = [s for s in statements if _is_call(s)] if not classes else []
+                tests = [s for s in statements if _called_name(s)] if not classes else []
+            num_known = len(tests)
             if names is None:
                 names = _missing_names(compile(text, _FILE_NAME, "exec", dont_inherit=True))
             for name in names:
@@ -94,11 +99,20 @@ class Suite:
                     exec(code, namespace)
             cases = self._functions(functions, namespace) + self._methods(classes, namespace)
         except BaseException as error:
-            self._reporter.send(protocol.TESTS_ERROR, body=self._describe(error, ""))
+            body = self._describe(error, self._place(error))
+            if self._is_foreign(error):
+                self._fail_rest(max(num_known, self._index + 1), body)
+            else:
+                self._reporter.send(protocol.TESTS_ERROR, body=body)
             return
         self._reporter.send(protocol.PLAN, self._index + len(cases), 1)
         for case in cases:
             self._case(case)
+
+    def _fail_rest(self, num_tests: int, body: bytes) -> None:
+        self._reporter.send(protocol.PLAN, num_tests, 1)
+        for index in range(max(self._index, self._first_index), num_tests):
+            self._reporter.send(protocol.ERROR, index, 0, body)
 
     def _functions(self, names: list[str], namespace: dict[str, Any]) -> list[Callable[[], Any]]:
         return [namespace[n] for n in names if n.startswith("test") and callable(namespace.get(n))]
@@ -167,12 +181,19 @@ def _names(statements: list[Any], *kinds: type) -> list[str]:
     return list(dict.fromkeys(s.name for s in statements if type(s) in kinds))
 
 
-def _is_call(statement: Any) -> bool:
-    return type(statement) is _ast.Expr and type(statement.value) is _ast.Call
+def _called_name(statement: Any) -> str:
+    """The last name of what a call statement calls; "" for other statements."""
+    if type(statement) is not _ast.Expr or type(statement.value) is not _ast.Call:
+        return ""
+    target = statement.value.func
+    return getattr(target, "attr", None) or getattr(target, "id", None) or "call"
 
 
 def _can_fail(statement: Any) -> bool:
     """Whether a top-level statement holds an assert or a raise outside of definitions."""
+    condition = getattr(statement, "test", None)
+    if type(condition) is _ast.Compare and getattr(condition.left, "id", "") == "__name__":
+        return False  # never runs here: it would pass whatever the program does
     left = [statement]
     while left:
         node = left.pop()

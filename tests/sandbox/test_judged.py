@@ -3,7 +3,7 @@
 import time
 
 import pytest
-from evidence_helpers import picture, run_tests, verdict
+from evidence_helpers import picture, run_tests, source, verdict
 
 from sandbox_service.proto import sandbox_pb2 as pb
 
@@ -69,7 +69,7 @@ s = Stack([1])
 assert s.push(2) == s and len(s) == 2 and list(s) == [1, 2] and s[0] == 1
 assert Stack([1]) == Stack([1]) and Stack() != Stack([1])
 assert isinstance(s, Stack) and not isinstance(3, Stack)
-assert list(s + [5]) == [1, 2, 5]
+assert list(s + Stack([5])) == [1, 2, 5]
 assert s.limit == 3 and bool(s) and 2 in s and 7 not in s
 s.limit = 2
 try:
@@ -79,6 +79,43 @@ except OverflowError as error:
     assert error.args == ("full", 2)
 """
     assert picture(judged(stub, STACK, tests)) == ["pass"] * 6
+
+
+def test_the_forms_of_suites(stub):
+    program = "def f(x):\n    print(x)\n    return 6 // x"
+    humaneval = "def check(candidate):\n    assert candidate(2) == 3\ncheck(f)"
+    assert picture(judged(stub, program, humaneval, entry_point="f")) == ["pass"]
+    plain = "f(3)\nf(0)"
+    reply = judged(stub, program, plain, entry_point="f")
+    assert picture(reply) == ["pass", "ZeroDivisionError"]
+    assert reply.stdout == b"3\n0\n"
+    guard = "import unittest\nif __name__ == '__main__':\n    assert f(2) == 3"
+    reply = judged(stub, program, guard, entry_point="f")
+    assert (verdict(reply), picture(reply)) == ("NO_RESULT", [])
+    reply = run_tests(stub, pb.MODE_IN_PROCESS, program, guard)
+    assert (verdict(reply), picture(reply)) == ("NO_RESULT", [])
+    module = "assert f(1) == 6\nresult = f(0)\nassert result == 1\nassert f(1) == 6"
+    reply = judged(stub, program, module, entry_point="f")
+    assert picture(reply) == ["pass", "ZeroDivisionError", "ZeroDivisionError"]
+    assert verdict(reply) == "ERROR"
+    names = "assert math.isclose(half(3), 1.5)\nassert limit == 7 and os.sep"
+    program = "import math, os\nlimit = 7\ndef half(x): return x / 2"
+    assert picture(judged(stub, program, names)) == ["pass"] * 2
+
+
+def test_many_at_once_and_cancelled(stub):
+    """Each pair needs two slots: pairs that wait for each other would stop the service."""
+    program = "def f(x):\n    while x == 9: pass\n    return x"
+    hang = pb.RunRequest(
+        program=source(program), tests=source("assert f(9) == 9"), mode=pb.MODE_JUDGED
+    )
+    dying = [stub.Run.future(hang, timeout=0.3) for _ in range(4)]
+    right = pb.RunRequest(
+        program=source(program), tests=source("assert f(1) == 1"), mode=pb.MODE_JUDGED
+    )
+    waiting = [stub.Run.future(right, timeout=60) for _ in range(24)]
+    assert [verdict(call.result()) for call in waiting] == ["PASS"] * 24
+    assert all(call.exception() is not None for call in dying)
 
 
 def test_arguments_that_a_call_changes(stub):
@@ -126,6 +163,7 @@ class Always(TYPE):
     __contains__ = lambda self, item: True
     __hash__ = lambda self: 1
     __len__ = lambda self: 0
+    __sub__ = __rsub__ = __mod__ = __rmod__ = __round__ = __abs__ = lambda self, *others: 0
 def f(*args): return RESULT
 """
 
@@ -140,6 +178,7 @@ def test_objects_that_equal_everything(stub, base, result):
         for test in (
             "f() == 3", "3 == f()", "f() == [3]", "f() == {1: 3}", "not f() != [3, 4]", "f() > 5",
             "5 < f()", "3 in f()", "f() == 'abc'", "f() in ([3], 4)", "[f()] == [3]",
+            "abs(f() - 3) < 1e-6", "abs(3 - f()) == 0", "f() % 5 == 3", "(f() - 5) == 0",
         )
     )  # fmt: skip
     reply = judged(stub, program, tests, entry_point="f")
