@@ -78,6 +78,12 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--blob-mib", type=_size, default=256, help="sources kept by digest")
     serve.add_argument(
+        "--connection-age",
+        type=_count,
+        default=120,
+        help="seconds after which connections are renewed, so that clients look at DNS again",
+    )
+    serve.add_argument(
         "--log-level", choices=("warning", "info"), default="warning", help="info: a line a run"
     )
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
@@ -199,6 +205,7 @@ def _serve(arguments: argparse.Namespace) -> int:
             has_reflection=arguments.reflection,
             cache_bytes=arguments.cache_mib * _MIB,
             blob_bytes=arguments.blob_mib * _MIB,
+            connection_age_s=arguments.connection_age,
         )
         try:
             asyncio.run(server.serve(pool, settings))

@@ -402,6 +402,9 @@ def _server(servicer: SandboxServicer, settings: Settings) -> tuple[grpc.aio.Ser
         ("grpc.max_receive_message_length", limits.MAX_MESSAGE_BYTES),
         ("grpc.max_send_message_length", limits.MAX_MESSAGE_BYTES),
         ("grpc.max_concurrent_streams", max_open),
+        # Beyond these gRPC itself refuses, some with CANCELLED, which nobody would retry.
+        ("grpc.server.max_pending_requests", 20_000),
+        ("grpc.server.max_pending_requests_hard_limit", 40_000),
         ("grpc.so_reuseport", 0),  # a second server on the port is a mistake and should fail
         ("grpc.keepalive_time_ms", 30_000),
         ("grpc.keepalive_timeout_ms", 20_000),

@@ -1,5 +1,6 @@
 """The service's promises to whoever calls it: matrix, deadlines, drain, tokens, TLS, metrics."""
 
+import asyncio
 import concurrent.futures
 import contextlib
 import json
@@ -199,6 +200,45 @@ def test_a_flood_is_refused_and_retried() -> None:
             assert sum(call.code() is grpc.StatusCode.OK for call in calls) > len(codes) - len(
                 refused
             )
+
+
+def test_a_flood_does_not_grow_the_server() -> None:
+    """One caller in a tight loop must not take the host's memory, nor the service with it."""
+
+    async def flood(address: str, number: int) -> set[grpc.StatusCode]:
+        async with open_channel(address, retries=False, is_async=True) as channel:
+            stub = pb_grpc.SandboxStub(channel)
+
+            async def one(index: int) -> grpc.StatusCode:
+                program = f"#{'x' * 100_000}\n{ADD}# {index}\n"
+                call = stub.Run(_request(program, ("add(1, 2)", 3)), timeout=120)
+                return await call.code()
+
+            return set(await asyncio.gather(*(one(index) for index in range(number))))
+
+    with _service() as (address, process):
+        codes = asyncio.run(flood(address, 3000))
+        memory = pathlib.Path(f"/proc/{process.pid}/status").read_text()
+        peak_kib = int(memory.split("VmHWM:")[1].split()[0])
+        with open_channel(address, retries=False) as channel:
+            reply = pb_grpc.SandboxStub(channel).Run(_sleep(0.0), timeout=30)
+    retried = {grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE}
+    assert {grpc.StatusCode.OK, grpc.StatusCode.RESOURCE_EXHAUSTED} <= codes
+    assert codes <= {grpc.StatusCode.OK, *retried}
+    assert peak_kib < 250 * 1024  # the requests are 300 MB
+    assert reply.verdict == pb.VERDICT_PASS
+
+
+def test_renewed_connections_disturb_nobody() -> None:
+    """Every two minutes, in real life: a verdict lost each time would be many."""
+    with _service("--connection-age", "1") as (address, _):
+        with SandboxClient(address, deadline_s=60) as client:
+            runs = [Run(SLEEP + f"# {i}\n", (Call("f", (0.1,)),)) for i in range(30)]
+            assert {result.status for result in client.run_many(runs)} == {RunStatus.OK}
+        with open_channel(address, retries=False) as channel:
+            stub = pb_grpc.SandboxStub(channel)
+            for _ in range(20):
+                assert stub.Run(_sleep(0.1), timeout=30).verdict == pb.VERDICT_PASS
 
 
 def test_sigterm_drains() -> None:
