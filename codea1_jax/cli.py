@@ -6,6 +6,7 @@ codea1 eval   --suite=humaneval_plus --samples=FILE.jsonl --output=OUT.json
 codea1 export --run_dir=runs/smoke --role=coder --output=DIR
 codea1 report runs/smoke [OTHER_RUN]
 codea1 compare runs/a runs/b runs/c --output=DIR
+codea1 bench  learner --checkpoint=DIR --sequences=8 --length=256
 """
 
 import argparse
@@ -24,6 +25,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_export(commands.add_parser("export", help="a role of a run as a Hugging Face directory"))
     _add_report(commands.add_parser("report", help="one or two runs as one static HTML file"))
     _add_compare(commands.add_parser("compare", help="a table and a plot of runs, over seeds"))
+    _add_bench(commands.add_parser("bench", help="speed of a part; ends with one JSON line"))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.command not in ("train", "sft"):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -34,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "export": _export,
         "report": _report,
         "compare": _compare,
+        "bench": _bench,
     }[options.command]
     from codea1_jax.errors import UserError
 
@@ -77,6 +80,19 @@ def _add_report(parser: argparse.ArgumentParser) -> None:
 def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run_dir", type=pathlib.Path, nargs="+", help="run folders")
     parser.add_argument("--output", type=pathlib.Path, help="folder for compare.md, .csv and .png")
+
+
+def _add_bench(parser: argparse.ArgumentParser) -> None:
+    from codea1_jax.bench import learner
+
+    parts = parser.add_subparsers(dest="part", required=True)
+    learner.add_arguments(parts.add_parser("learner", help="optimizer steps on random tokens"))
+
+
+def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
+    from codea1_jax.bench import learner
+
+    return {"learner": learner.run}[options.part](options)
 
 
 def _build(root: type, options: argparse.Namespace, flags: Sequence[str]):

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from codea1_jax.rl.advantages import effective_mask, group_advantages
+from codea1_jax.rl.advantages import effective_mask, group_advantages, group_statistics
 from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch, mini_batches
 from codea1_jax.roles import Role
 from codea1_jax.rollout.types import Sample
@@ -42,10 +42,7 @@ def learn(
     if role.reference is not None:
         batch = batch.replace(ref_logp=role.learner.score(role.reference, batch)[0])
     samples = [sample for group in groups for sample in group]
-    metrics = mismatch(batch, samples) | {
-        "zero_advantage_groups": float((np.abs(advantages).max(axis=1) == 0).mean()),
-        "masked_samples": float((~known).sum()),
-    }
+    metrics = mismatch(batch, samples) | group_statistics(rewards, mask)
     updates = []
     for part in mini_batches(batch, num_minibatches):
         role.state, update = role.learner.update(role.state, part, training_step)

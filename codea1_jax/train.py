@@ -34,6 +34,7 @@ from codea1_jax.data.cursor import DataCursor
 from codea1_jax.data.overlap import check_overlap, without_overlap
 from codea1_jax.data.record import Problem
 from codea1_jax.data.sources import dataset_fingerprint, load_problems
+from codea1_jax.errors import UserError
 from codea1_jax.gin_io import ConfigurationError, resolve_path
 from codea1_jax.holdout import Holdout, load_holdout
 from codea1_jax.interrupt import Interrupted, InterruptGuard
@@ -49,6 +50,10 @@ from codea1_jax.sandbox.client import SandboxClient, Security
 from codea1_jax.sandbox.local import local_service
 
 EXIT_INTERRUPTED = 130
+
+
+class TooManyUnknown(UserError):
+    """The sandbox gave so few verdicts in a step that nothing was learnt from it."""
 
 
 @dataclasses.dataclass
@@ -104,9 +109,11 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
         for step in range(start + 1, config.num_steps + 1):
             try:
                 values = train_step(run, step)
-            except Interrupted:
+            except (Interrupted, TooManyUnknown) as stop:
                 save(run, manager, step - 1, config_text)
                 progress.say(f"saved after step {step - 1}; the same command goes on from there")
+                if isinstance(stop, TooManyUnknown):
+                    raise
                 return EXIT_INTERRUPTED
             if run.holdout.is_due(step, config.num_steps):
                 values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
@@ -122,7 +129,9 @@ def train_step(run: Run, step: int) -> dict[str, float]:
     """One adversarial step. The order of the phases is the method's; do not change it.
 
     Raises:
-      Interrupted: a stop was asked for; nothing of this step has changed the run's state.
+      Interrupted: a stop was asked for.
+      TooManyUnknown: the sandbox gave too few verdicts.
+      In both cases nothing of this step has changed the run's state.
     """
     config, evolution, progress = run.config, run.config.coevolution, run.progress
     progress.start_step(step)
@@ -243,7 +252,7 @@ def check_unknown(run: Run, step: int, share: float) -> None:
     """Stops the run when the sandbox fails too often for rewards to mean anything."""
     limit = run.config.coevolution.max_unknown_share
     if share > limit:
-        raise ConfigurationError(
+        raise TooManyUnknown(
             f"step {step}: the sandbox gave no verdict for {share:.0%} of codes and tests, more "
             f"than max_unknown_share={limit:.0%}. Nothing of this step was learnt; check the "
             "sandbox service and start the same command again"
@@ -351,7 +360,8 @@ def build(
     tester = load_role(config.role("tester"), mesh, references)
     info = client.info()
     progress.say(
-        f"{len(kept)} problems to train on, {len(holdout.problems)} held out; "
+        f"{len(kept)} problems to train on, {len(holdout.problems)} held out"
+        f"{f' ({holdout.num_dropped} more are too long)' if holdout.num_dropped else ''}; "
         f"{coder.model.config.num_params() / 1e6:.1f} M + "
         f"{tester.model.config.num_params() / 1e6:.1f} M parameters on {mesh.size} device(s); "
         f"sandbox tier {info['tier']}, {info['slots']} slots"

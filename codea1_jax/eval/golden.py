@@ -82,43 +82,6 @@ def passed_tests(tests: Sequence[GoldenTest], result: RunResult) -> list[bool | 
     return passed
 
 
-def evaluate_golden(
-    problems: Sequence[Problem],
-    codes: Sequence[Sequence[str]],
-    client: Client,
-    *,
-    limits: Limits = SERVICE_LIMITS,
-    progress: Callable[[int, int], None] | None = None,
-) -> np.ndarray:
-    """Whether each program passes all golden tests of its problem.
-
-    Args:
-      codes: [Q][n] program texts.
-
-    Returns:
-      float64[Q, n]: 1 passes all, 0 does not, NaN unknown (the sandbox failed).
-    """
-    num_samples = {len(of_problem) for of_problem in codes}
-    if len(codes) != len(problems) or len(num_samples) > 1:
-        raise ValueError(
-            f"codes must be [Q][n]: {len(problems)} problems, {len(codes)} rows of lengths "
-            f"{sorted(num_samples)}"
-        )
-    tests = [parse_golden(problem) for problem in problems]
-    for problem, of_problem in zip(problems, tests):
-        if not of_problem:
-            raise DataError(f"{problem.question_id}: has no golden tests to evaluate with")
-    matrix = np.full((len(problems), max(num_samples, default=0)), np.nan)
-    places = [(q, n) for q in range(len(problems)) for n in range(matrix.shape[1])]
-    groups = ([golden_run(problems[q], tests[q], codes[q][n], limits)] for q, n in places)
-    for done, (index, (result,)) in enumerate(run_groups(groups, client), start=1):
-        q, n = places[index]
-        matrix[q, n] = _all_passed(passed_tests(tests[q], result), result)
-        if progress:
-            progress(done, len(places))
-    return matrix
-
-
 def golden_run(
     problem: Problem, tests: Sequence[GoldenTest], code: str, limits: Limits = SERVICE_LIMITS
 ) -> Run:
@@ -143,6 +106,7 @@ def evaluate_embedded(
     problems: Sequence[Problem],
     client: Client,
     progress: Callable[[int, int], None] | None = None,
+    limits: Limits = SERVICE_LIMITS,
 ) -> dict[str, Any]:
     """Judges samples of the hold-out problems; the result has the shape of `runner.evaluate`'s.
 
@@ -151,7 +115,7 @@ def evaluate_embedded(
     start = time.monotonic()
     by_id = {problem.question_id: problem for problem in problems}
     tests = {problem.question_id: parse_golden(problem) for problem in problems}
-    groups = ([golden_run(by_id[s.task_id], tests[s.task_id], s.solution)] for s in samples)
+    groups = ([golden_run(by_id[s.task_id], tests[s.task_id], s.solution, limits)] for s in samples)
     found: list[float] = [np.nan] * len(samples)
     for done, (index, (result,)) in enumerate(run_groups(groups, client), start=1):
         found[index] = _all_passed(passed_tests(tests[samples[index].task_id], result), result)

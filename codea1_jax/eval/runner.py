@@ -122,7 +122,7 @@ def reference_answers(
     return ordered
 
 
-_MAX_CACHE = {"max_bytes": 1 << 30, "max_nodes": 1 << 28}
+_MAX_CACHE: dict[str, Any] = {"max_bytes": 1 << 30, "max_nodes": 1 << 28}
 
 
 def _read_answers(file: pathlib.Path) -> dict[str, dict[Part, Answers]] | None:

@@ -175,7 +175,7 @@ class Learner:
             tokens, lengths, response_mask, np.zeros(len(tokens), np.float32), zeros, zeros
         )
         logp, entropy = np.zeros_like(zeros), np.zeros_like(zeros)
-        for micro in self._micro_batches(batch):
+        for micro in self.micro_batches(batch):
             with jax.set_mesh(self.mesh):
                 values = self._logprobs(params, self._to_device(micro), np.float32(temperature))
             for whole, part in zip((logp, entropy), jax.device_get(values), strict=True):
@@ -268,7 +268,7 @@ class Learner:
     ) -> tuple[Params | None, dict[str, float]]:
         grads = None
         outputs = []
-        for micro in self._micro_batches(batch):
+        for micro in self.micro_batches(batch):
             with jax.set_mesh(self.mesh):
                 part, output = program(params, self._to_device(micro), np.float32(temperature))
                 grads = part if grads is None else self._add(grads, part)
@@ -301,7 +301,8 @@ class Learner:
 
     # Rows
 
-    def _micro_batches(self, batch: TrainBatch) -> list[PackedRows]:
+    def micro_batches(self, batch: TrainBatch) -> list[PackedRows]:
+        """How a mini-batch is packed for this learner's programs."""
         if np.any(batch.response_mask[:, 0]):
             raise ValueError("response_mask is set in column 0; a first token has no log-prob")
         return micro_batches(

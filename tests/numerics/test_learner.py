@@ -298,7 +298,7 @@ def test_programs_are_few(learner: Learner):
 
 def test_no_full_logits(learner: Learner, params: Any, batch: TrainBatch):
     """Logits exist for a chunk of columns; [B, L, V] of them would not fit at full size."""
-    (rows,) = learner._micro_batches(batch)
+    (rows,) = learner.micro_batches(batch)
     assert rows.tokens.shape == (4, 24)
     with jax.set_mesh(learner.mesh):
         text = learner._grpo_gradients.lower(params, rows.arrays(), np.float32(1.0)).as_text()

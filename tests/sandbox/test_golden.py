@@ -1,12 +1,11 @@
 """Hold-out evaluation by golden tests: the figure that shows whether training works at all."""
 
-import numpy as np
 import pytest
 
 from codea1_jax.data.location import DataError
 from codea1_jax.data.record import Problem
 from codea1_jax.data.verify import verified_problems
-from codea1_jax.eval.golden import evaluate_embedded, evaluate_golden, parse_golden
+from codea1_jax.eval.golden import evaluate_embedded, parse_golden
 from codea1_jax.eval.samples import EvalSample
 from codea1_jax.sandbox.verdict import Limits
 
@@ -25,14 +24,18 @@ DOUBLE = _problem(
 NEGATE = _problem("negate", "def f(x):\n    return -x\n", "assert f(-1) == 1", "assert f(0) == 0")
 
 
-def test_pass_matrix(client):
-    """One wrong cell and the curve of the run says something untrue."""
-    codes = [
-        [DOUBLE.reference, "def f(x, y=2):\n    return x + y\n", "def g(): pass\n"],
-        ["def f(x):\n    return 0 - x\n", "def f(x):\n    return 1\n", "not python"],
-    ]
-    matrix = evaluate_golden([DOUBLE, NEGATE], codes, client)
-    np.testing.assert_array_equal(matrix, [[1, 0, 0], [1, 0, 0]])
+def _statuses(problem: Problem, codes: list[str], client, **options) -> list[str]:
+    samples = [EvalSample(problem.question_id, code) for code in codes]
+    result = evaluate_embedded(samples, [problem], client, **options)
+    return [row["base_status"] for row in result["eval"][problem.question_id]]
+
+
+def test_every_golden_test_counts(client):
+    """One wrong verdict and the curve of the run says something untrue."""
+    codes = [DOUBLE.reference, "def f(x, y=2):\n    return x + y\n", "def g(): pass\n"]
+    assert _statuses(DOUBLE, codes, client) == ["pass", "fail", "fail"]
+    codes = ["def f(x):\n    return 0 - x\n", "def f(x):\n    return 1\n", "not python"]
+    assert _statuses(NEGATE, codes, client) == ["pass", "fail", "fail"]
 
 
 @pytest.mark.parametrize(
@@ -48,8 +51,7 @@ def test_pass_matrix(client):
 )
 def test_hostile_programs_fail(client, code):
     """A program that escapes judgement would look like progress."""
-    matrix = evaluate_golden([NEGATE], [[code]], client, limits=Limits(cpu_s=1.0, call_cpu_s=0.3))
-    np.testing.assert_array_equal(matrix, [[0]])
+    assert _statuses(NEGATE, [code], client, limits=Limits(cpu_s=1.0, call_cpu_s=0.3)) == ["fail"]
 
 
 def test_result_json(client):
@@ -73,9 +75,7 @@ def test_unreachable_sandbox_is_unknown():
     from codea1_jax.sandbox.client import SandboxClient
 
     with SandboxClient("127.0.0.1:1", deadline_s=0.5) as lost:
-        matrix = evaluate_golden([NEGATE], [[NEGATE.reference]], lost)
         result = evaluate_embedded([EvalSample("negate", NEGATE.reference)], [NEGATE], lost)
-    assert np.isnan(matrix).all()
     assert result["num_unknown"] == 1
     assert result["pass_at_k"]["base"] == {}
 

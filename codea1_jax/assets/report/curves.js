@@ -44,7 +44,7 @@ const PANELS = [
   ["Clipped tokens, tester", clips("tester")],
   ["Response length, tokens", roles("response_tokens")],
   ["Truncated responses", roles("truncated_share")],
-  ["Groups without a signal", roles("zero_advantage_groups")],
+  ["Groups without a signal", roles("num_zero_variance_groups")],
   [
     "Mistake Book",
     [

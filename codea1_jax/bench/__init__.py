@@ -1,0 +1,1 @@
+"""Benchmarks: commands that end with one JSON line, never timed tests."""
