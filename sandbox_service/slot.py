@@ -40,10 +40,12 @@ def run(control: socket.socket, place: Cage, config: dict[str, Any]) -> NoReturn
     control = _arrange_descriptors(control)
     ends = _Ends(control)
     ready = {"error": "", "tier": place.tier, "notes": place.notes}
-    control.send(bytes([protocol.MSG_READY]) + marshal.dumps(ready))
     try:
+        control.send(bytes([protocol.MSG_READY]) + marshal.dumps(ready))
         while True:
             _serve_one(control, place, ends)
+    except (BrokenPipeError, ConnectionResetError):
+        os._exit(0)  # the supervisor gave this slot up; its cage goes with it
     except BaseException as error:
         print(f"sandbox slot: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
         os._exit(1)
