@@ -8,7 +8,8 @@ Any number of hosts, one bidirectional stream to each (`host.py`). At most `wind
 host at a time, the others wait here, so any number may be submitted at once; a run goes to the host
 with the least outstanding work. A host that is unreachable, silent or failing is left alone for a
 while, and what it has not answered goes to the others (runs have no side effects). A run that one
-host keeps for a third of the deadline is sent to another one as well; the first answer counts.
+host keeps for very long, or for long while another has nothing to do, is sent to another as well;
+the first answer counts.
 
 A run gives up as INTERNAL, with UNKNOWN outcomes, `deadline_s` after it was first sent without an
 answer, or when no host has shown a sign of life for that long. Trouble with the infrastructure is
@@ -34,7 +35,9 @@ from sandbox_service.proto import sandbox_pb2 as pb
 log = logging.getLogger(__name__)
 
 _TICK_S = 0.1
-_SECOND_HOST_AFTER = 1 / 3  # of the deadline
+# A run is sent to a second host after this part of the deadline, at most so many seconds; sooner
+# when nothing waits, for then a slow host alone decides when a step ends.
+_PATIENCE, _MAX_PATIENCE_S, _TAIL_PATIENCE_S = 1 / 3, 60.0, 10.0
 _MAX_INTERNAL_RETRIES = 1  # on top of one for every further host
 
 
@@ -235,7 +238,8 @@ class SandboxClient:
 
     def _tidy(self, host: Host, now_s: float) -> None:
         """Forgets what needs no answer any more; has a second host try what takes very long."""
-        patience_s = _SECOND_HOST_AFTER * self._deadline_s
+        limit_s = _MAX_PATIENCE_S if self._waiting else _TAIL_PATIENCE_S
+        patience_s = min(_PATIENCE * self._deadline_s, limit_s)
         for number, job, sent_s in host.unanswered():
             if job not in self._jobs:
                 host.forget(number)
