@@ -278,6 +278,8 @@ def _run_tests(
         return _stub(name) if is_stub else peer.ask("name", name)
 
     def attribute(name: str) -> Any:
+        if name == "__all__":
+            return suite.found
         if name.startswith("__"):
             raise AttributeError(name)
         return find(name)

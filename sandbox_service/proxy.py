@@ -4,22 +4,22 @@
                                 <--("value", 3, None)-----------
 
 Both ends send frames (length, codec value). What has no plain form stays where it is and crosses
-as a number: the other side gets a `Handle`. The tests may call the program's objects, read their
-public attributes and use their operators; the program may do nothing but call the functions that
-the tests passed to it.
+as a number: the other side gets a `Handle`, may call it, read its public attributes and use its
+operators. The tests reach all that the program defines, the program what the tests passed to it.
 
 A handle never equals plain data, whatever its `__eq__` says, has no order and no arithmetic with it
 (`abs(f() - 3) < 1e-6` would hand the 3 to the program's `__sub__`), and `in` looks at the items on
 the tests' side: an object that equals everything would pass every test. Otherwise the answers of an
 object's methods, `len` or `bool` are the program's word, like any value. Lists, dicts, sets and
 arrays that a call changed are changed on the tests' side as well.
-Names that begin with "_" and frames, code and modules cannot be reached through a handle: the tests
-do not read the program.
+Names that begin with "_" and frames, code and modules cannot be reached through a handle: neither
+side reads the other's text.
 
 What is lost: two arguments that are one list arrive as two; exceptions arrive as the nearest
 built-in class; classes of the program cannot be subclassed or caught. Standard library only.
 """
 
+import _thread
 import builtins
 import operator
 import os
@@ -38,6 +38,7 @@ _getpid = os.getpid
 _mro_of = type.__dict__["__mro__"].__get__
 _type_name = type.__dict__["__name__"].__get__
 _LENGTH = struct.Struct("<I")
+_REPLIES = ("value", "error", "module")
 _HIDDEN_PREFIXES = ("_", "gi_", "cr_", "ag_")
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -169,6 +170,7 @@ class Peer:
         self._objects: list[Any] = []
         self._numbers: dict[int, int] = {}
         self._handles: dict[int, Handle] = {}
+        self._lock = _thread.RLock()
         self.last_error: BaseException | None = None
 
     # Frames.
@@ -243,11 +245,16 @@ class Peer:
             raise
 
     def _ask(self, request: tuple[Any, ...]) -> Any:
-        self.send(*request)
-        self._on_wait(True)
-        while (reply := self.receive())[0] == "call":
-            self._answer(lambda reply=reply: self._call_back(*reply[1:]))  # type: ignore[misc]
-        self._on_wait(False)
+        with self._lock:  # tests may have threads
+            self.send(*request)
+            try:
+                self._on_wait(True)
+                # Until its answer is here the other side may ask for what it was given.
+                while (reply := self.receive())[0] not in _REPLIES:
+                    self._answer(lambda reply=reply: self._perform({}, *reply))  # type: ignore[misc]
+                self._on_wait(False)
+            except BaseException:
+                raise Gone from None  # whose answer comes next is no longer certain
         if reply[0] == "value" and len(reply) == 3:
             if reply[2] is not None and request[0] == "call":
                 _copy_back(request[2:], reply[2])
@@ -282,10 +289,6 @@ class Peer:
 
     def call(self, target: Handle, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return self.ask("call", target, args, kwargs)
-
-    def _call_back(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-        """The program calls what the tests passed to it; nothing else is open to it."""
-        return target(*args, **kwargs), None
 
     # Answering.
 

@@ -55,6 +55,7 @@ class Suite:
         self._call_cpu_s = call_cpu_s
         self._stop_on_first_failure = stop_on_first_failure
         self._is_foreign = is_foreign
+        self.found: list[str] = []  # the names of the program that the tests were given
         self._index = 0
         self._is_stopped = False
         self._lines: list[str] = []
@@ -89,6 +90,7 @@ class Suite:
             for name in names:
                 with contextlib.suppress(NameError):
                     namespace[name] = find(name)
+                    self.found.append(name)
             self._reporter.send(protocol.PLAN, len(tests))
             for statement in statements:
                 module = _ast.Module([statement], [])

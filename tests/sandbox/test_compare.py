@@ -5,10 +5,12 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandbox_service.arrays import from_numpy
 from sandbox_service.compare import PYTHON_EQ, Comparator, equal
 
 _NAN = float("nan")
@@ -111,3 +113,47 @@ def test_symmetric_and_python_mode_is_python(a: Any, b: Any) -> None:
     assert equal(a, b) == equal(b, a)
     if "nan" not in repr((a, b)):
         assert equal(a, b, PYTHON_EQ) == (a == b)
+
+
+ROUGH = Comparator(rel_tol=1e-6, abs_tol=0.0)
+NAN_ARRAY = numpy.array([1.0, numpy.nan])
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "same", "close"),
+    [
+        (numpy.array([1, 2]), numpy.array([1.0, 2.0]), True, True),
+        (numpy.array([1, 2]), numpy.array([1, 3]), False, False),
+        (numpy.array([1.0]), numpy.array([1.0 + 1e-9]), False, True),
+        (numpy.array([1, 2]), numpy.array([[1, 2]]), False, False),
+        (numpy.array([1, 2]), [1, 2], False, False),
+        (numpy.array([1, 2]), (1, 2), False, False),
+        (numpy.array([]), None, False, False),
+        (NAN_ARRAY, NAN_ARRAY.copy(), True, True),
+        (NAN_ARRAY, numpy.array([numpy.nan, 1.0]), False, False),
+        (numpy.array(["a", "b"]), numpy.array(["a", "b"], "U9"), True, True),
+        (numpy.array(["1"]), numpy.array([1]), False, False),
+        (numpy.array([b"a"]), numpy.array(["a"]), False, False),
+        (numpy.array([1, 2], "M8[s]"), numpy.array([1, 2]), False, False),
+        (numpy.array([1, 2], "M8[s]"), numpy.array([1, 2], "M8[s]"), True, True),
+        (numpy.array([1 + 2j]), numpy.array([1 + 2j], "c8"), True, True),
+        (numpy.array(3), 3, True, True),
+        (numpy.array([3]), 3, False, False),
+        (numpy.array(0.1, "f4"), 0.1, True, True),
+        ([numpy.eye(2), {"k": numpy.eye(1)}], [numpy.eye(2), {"k": numpy.eye(1)}], True, True),
+    ],
+)
+def test_arrays(a: Any, b: Any, same: bool, close: bool) -> None:
+    """Judged as arrays in the trainer and as data in the server: the answers must be one."""
+    for left, right in ((a, b), (b, a)):
+        assert equal(left, right, PYTHON_EQ) is same
+        assert equal(left, right, ROUGH) is close
+    if isinstance(a, numpy.ndarray) and isinstance(b, numpy.ndarray):
+        assert equal(from_numpy(a), from_numpy(b), PYTHON_EQ) is same
+        assert equal(from_numpy(a), b, ROUGH) is close
+
+
+def test_arrays_where_nan_is_unequal() -> None:
+    comparator = Comparator(nan_equal=False)
+    assert not equal(NAN_ARRAY, NAN_ARRAY.copy(), comparator)
+    assert equal(numpy.eye(2), numpy.eye(2), comparator)
