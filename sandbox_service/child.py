@@ -228,10 +228,11 @@ def _run_in_process(
     call_cpu_s: float,
 ) -> None:
     tests, stop_on_first_failure = work
-    namespace = _load(reporter, program, entry_point)
-    if namespace is not None:
-        suite = suites.Suite(reporter, _describe, first_index, call_cpu_s, stop_on_first_failure)
-        suite.run(tests, namespace)
+    suite = suites.Suite(reporter, _describe, tests, first_index, call_cpu_s, stop_on_first_failure)
+    if suite.prepare():
+        namespace = _load(reporter, program, entry_point)
+        if namespace is not None:
+            suite.run(namespace)
 
 
 def _serve(
@@ -284,20 +285,22 @@ def _run_tests(
             raise AttributeError(name)
         return find(name)
 
-    namespace = _new_module("tests").__dict__
-    _new_module(MODULE_NAME).__dict__["__getattr__"] = attribute
-    if not is_stub:
-        peer.wait_for_load()
-    reporter.send(protocol.LOADED)
     suite = suites.Suite(
         reporter,
         _describe,
+        tests,
         first_index,
         call_cpu_s,
         stop_on_first_failure,
         lambda error: error is peer.last_error,
     )
-    suite.run(tests, namespace, (entry_point.partition(".")[0],) if entry_point else None, find)
+    namespace = _new_module("tests").__dict__
+    _new_module(MODULE_NAME).__dict__["__getattr__"] = attribute
+    if suite.prepare():
+        if not is_stub:
+            peer.wait_for_load()
+        reporter.send(protocol.LOADED)
+        suite.run(namespace, (entry_point.partition(".")[0],) if entry_point else None, find)
 
 
 class StubError(Exception):

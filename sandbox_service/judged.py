@@ -28,6 +28,7 @@ from sandbox_service.results import (
     RunOutcome,
     RunSpec,
     Status,
+    Verdict,
     account,
     classify,
     fail_internally,
@@ -72,6 +73,7 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
             log.warning("an attempt failed inside the sandbox: %s", error)
             if has_retried:
                 fail_internally(done, num_tests, str(error))
+                done.verdict = Verdict.INTERNAL
                 return done
             has_retried = True
             continue

@@ -102,7 +102,11 @@ def parse_records(
             is_loaded = True
         elif kind == LOAD_ERROR and not is_loaded and load_error is None:
             load_error = data[at + RECORD.size : at + RECORD.size + length]
-        elif kind == FINISHED and (is_loaded or load_error is not None) and length == 0:
+        elif (
+            kind == FINISHED
+            and length == 0
+            and (is_loaded or load_error is not None or tests_error is not None)
+        ):
             is_finished = True
         elif kind in outcome_kinds and is_loaded:
             if index != first_index + len(outcomes) or index >= num_calls:
@@ -110,13 +114,13 @@ def parse_records(
             elif at + RECORD.size + length <= len(data):
                 body = data[at + RECORD.size : at + RECORD.size + length]
                 outcomes.append(Record(kind, index, cpu_us, body))
-        elif is_suite and kind == PLAN and is_loaded and num_tests <= index <= num_calls:
+        elif is_suite and kind == PLAN and index <= num_calls:
             num_tests, has_all_tests = index, cpu_us == 1
         elif is_suite and kind in (CALLING, RETURNED) and length == 0:
             num_calling += 1 if kind == CALLING else -1
         elif is_suite and kind == GONE and length == 0:
             is_gone = True
-        elif is_suite and kind == TESTS_ERROR and is_loaded:
+        elif is_suite and kind == TESTS_ERROR:
             tests_error = data[at + RECORD.size : at + RECORD.size + length]
         else:
             violation = f"a record of kind {kind} out of place"

@@ -33,7 +33,7 @@ _process_time_ns = time.process_time_ns
 
 
 class Suite:
-    """The tests of one source, run in `namespace`; outcomes go to `reporter`.
+    """The tests of one source: `prepare`, then `run` in a namespace; outcomes go to `reporter`.
 
     Tests before `first_index` are skipped: their outcomes are known from an earlier process.
     `describe` turns an exception into a record's body; `is_foreign` tells the exceptions that the
@@ -44,6 +44,7 @@ class Suite:
         self,
         reporter: Any,
         describe: Callable[[BaseException, str], bytes],
+        source: bytes,
         first_index: int,
         call_cpu_s: float,
         stop_on_first_failure: bool,
@@ -51,6 +52,7 @@ class Suite:
     ) -> None:
         self._reporter = reporter
         self._describe = describe
+        self._source = source
         self._first_index = first_index
         self._call_cpu_s = call_cpu_s
         self._stop_on_first_failure = stop_on_first_failure
@@ -59,10 +61,33 @@ class Suite:
         self._index = 0
         self._is_stopped = False
         self._lines: list[str] = []
+        self._statements: list[Any] = []
+        self._functions: list[str] = []
+        self._classes: list[str] = []
+        self._test_ids: set[int] = set()  # of statements that are tests
+
+    def prepare(self) -> bool:
+        """Parses the source and says how many tests it has at least; False if it does not parse."""
+        try:
+            text = self._source.decode("utf-8", "surrogatepass")
+            self._lines = text.split("\n")
+            statements = compile(text, _FILE_NAME, "exec", _ONLY_AST, dont_inherit=True).body
+            names = _names(statements, _ast.FunctionDef, _ast.AsyncFunctionDef)
+            self._functions = [name for name in names if name.startswith("test")]
+            self._classes = _names(statements, _ast.ClassDef)
+            tests = [s for s in statements if _can_fail(s) or _called_name(s).startswith(_CHECKS)]
+            if not tests and not self._functions and not self._classes:
+                tests = [s for s in statements if _called_name(s)]
+            self._statements = statements
+            self._test_ids = {id(s) for s in tests}
+            self._plan(len(tests) + len(self._functions), is_all=False)
+        except BaseException as error:
+            self._reporter.send(protocol.TESTS_ERROR, body=self._describe(error, ""))
+            return False
+        return True
 
     def run(
         self,
-        source: bytes,
         namespace: dict[str, Any],
         names: tuple[str, ...] | None = (),
         find: Callable[[str], Any] = vars,
@@ -74,64 +99,44 @@ class Suite:
         The `names` are put into `namespace` first, as `find` finds them; None: all those that the
         source uses and does not have.
         """
-        num_known = 0
         try:
-            text = source.decode("utf-8", "surrogatepass")
-            self._lines = text.split("\n")
-            statements = compile(text, _FILE_NAME, "exec", _ONLY_AST, dont_inherit=True).body
-            functions = _names(statements, _ast.FunctionDef, _ast.AsyncFunctionDef)
-            classes = _names(statements, _ast.ClassDef)
-            tests = [s for s in statements if _can_fail(s) or _called_name(s).startswith(_CHECKS)]
-            if not tests and not any(name.startswith("test") for name in functions):
-                tests = [s for s in statements if _called_name(s)] if not classes else []
-            num_known = len(tests)
             if names is None:
+                text = "\n".join(self._lines)
                 names = _missing_names(compile(text, _FILE_NAME, "exec", dont_inherit=True))
             for name in names:
                 with contextlib.suppress(NameError):
                     namespace[name] = find(name)
                     self.found.append(name)
-            self._reporter.send(protocol.PLAN, len(tests))
-            for statement in statements:
+            for statement in self._statements:
                 module = _ast.Module([statement], [])
                 code = compile(module, _FILE_NAME, "exec", dont_inherit=True)
-                if statement in tests:
+                if id(statement) in self._test_ids:
                     self._case(lambda code=code: exec(code, namespace))  # type: ignore[misc]
                 else:
                     exec(code, namespace)
-            cases = self._functions(functions, namespace) + self._methods(classes, namespace)
+            cases = [namespace[name] for name in self._functions if name in namespace]
+            cases += _methods(self._classes, namespace)
+            self._plan(self._index + len(cases), is_all=True)
         except BaseException as error:
             body = self._describe(error, self._place(error))
             if self._is_foreign(error):
-                self._fail_rest(max(num_known, self._index + 1), body)
+                self._fail_rest(body)
             else:
                 self._reporter.send(protocol.TESTS_ERROR, body=body)
             return
-        self._reporter.send(protocol.PLAN, self._index + len(cases), 1)
         for case in cases:
             self._case(case)
 
-    def _fail_rest(self, num_tests: int, body: bytes) -> None:
+    def _plan(self, num_tests: int, *, is_all: bool) -> None:
+        if num_tests > protocol.MAX_TESTS:
+            raise ValueError(f"{num_tests} tests; at most {protocol.MAX_TESTS} in one run")
+        self._reporter.send(protocol.PLAN, num_tests, is_all)
+
+    def _fail_rest(self, body: bytes) -> None:
+        num_tests = max(len(self._test_ids) + len(self._functions), self._index + 1)
         self._reporter.send(protocol.PLAN, num_tests, 1)
         for index in range(max(self._index, self._first_index), num_tests):
             self._reporter.send(protocol.ERROR, index, 0, body)
-
-    def _functions(self, names: list[str], namespace: dict[str, Any]) -> list[Callable[[], Any]]:
-        return [namespace[n] for n in names if n.startswith("test") and callable(namespace.get(n))]
-
-    def _methods(self, names: list[str], namespace: dict[str, Any]) -> list[Callable[[], Any]]:
-        unittest = sys.modules.get("unittest")
-        cases: list[Callable[[], Any]] = []
-        for name in names:
-            kind = namespace.get(name)
-            if not isinstance(kind, type):
-                continue
-            methods = [m for m in dir(kind) if m.startswith("test") and callable(getattr(kind, m))]
-            if unittest is not None and issubclass(kind, unittest.TestCase):
-                cases += [lambda kind=kind, m=m: _run_test_case(kind, m) for m in methods]  # type: ignore[misc]
-            elif name.startswith("Test"):
-                cases += [lambda kind=kind, m=m: getattr(kind(), m)() for m in methods]  # type: ignore[misc]
-        return cases
 
     def _case(self, action: Callable[[], Any]) -> None:
         index = self._index
@@ -166,6 +171,21 @@ class Suite:
         if not 0 < number <= len(self._lines):
             return ""
         return f"line {number}: {self._lines[number - 1].strip()[:200]}"
+
+
+def _methods(names: list[str], namespace: dict[str, Any]) -> list[Callable[[], Any]]:
+    unittest = sys.modules.get("unittest")
+    cases: list[Callable[[], Any]] = []
+    for name in names:
+        kind = namespace.get(name)
+        if not isinstance(kind, type):
+            continue
+        methods = [m for m in dir(kind) if m.startswith("test") and callable(getattr(kind, m))]
+        if unittest is not None and issubclass(kind, unittest.TestCase):
+            cases += [lambda kind=kind, m=m: _run_test_case(kind, m) for m in methods]  # type: ignore[misc]
+        elif name.startswith("Test"):
+            cases += [lambda kind=kind, m=m: getattr(kind(), m)() for m in methods]  # type: ignore[misc]
+    return cases
 
 
 def _missing_names(code: types.CodeType) -> tuple[str, ...]:

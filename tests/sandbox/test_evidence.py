@@ -1,13 +1,16 @@
 """IN_PROCESS, numpy, early stop, reruns, seeds, bad input: what a run can be asked for."""
 
+import asyncio
 import time
+from collections import Counter
 
 import grpc
 import numpy
 import pytest
 from evidence_helpers import picture, run_tests, source, verdict
 
-from sandbox_service import codec, packages, request
+from sandbox_service import codec, packages, request, runner
+from sandbox_service.pool import SlotDied
 from sandbox_service.proto import sandbox_pb2 as pb
 
 
@@ -196,6 +199,38 @@ class TestRepeating:
         reply = values(stub, program, *[(f"f({n})", n) for n in range(10)], limits=limits)
         assert picture(reply) == ["pass", "Timeout"] * 4 + ["NOT_RUN"] * 2
         assert (verdict(reply), reply.num_restarts) == ("TIMEOUT", 3)
+
+
+class _BrokenPool:
+    """Every attempt fails inside the sandbox."""
+
+    def __init__(self):
+        self.counts = Counter()
+
+    async def run(self, *attempts):
+        raise SlotDied("on fire")
+
+    run_pair = run
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mode": pb.MODE_JUDGED, "tests": source("assert f()")},
+        {"mode": pb.MODE_IN_PROCESS, "tests": source("assert f()")},
+        {"mode": pb.MODE_STDIO, "stdio": [pb.StdioCase(expected_stdout=b"1")]},
+        {"calls": [pb.Call(text=b"f()", expected=codec.encode(1))]},
+    ],
+)
+def test_a_broken_sandbox_blames_nobody(fields):
+    """INTERNAL says nothing of the program, whatever the mode; it is tried twice."""
+    spec = request.parse(pb.RunRequest(program=source("x = 1"), num_reruns=1, **fields))
+    pool = _BrokenPool()
+    done = asyncio.run(runner.run(pool, spec))
+    assert (done.status.name, done.verdict.name, done.is_flaky) == ("INTERNAL", "INTERNAL", False)
+    assert pool.counts["internal"] >= 2
+    reply = request.reply(1, done, "A-root", 1.0)
+    assert all(outcome.status == pb.CALL_UNKNOWN for outcome in reply.outcomes)
 
 
 TESTS = {"tests": source("assert f()")}
