@@ -8,22 +8,62 @@ refuse them: unshare with EPERM (a container's default filter), others with ENOS
 """
 
 import argparse
+import json
 import os
 import pathlib
 import platform
+import subprocess
 import sys
+import tempfile
+from typing import Any
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from sandbox_service import linux, seccomp  # noqa: E402
 
+PLAIN_UID = 4242
+# Tier -> the host on which it is the strongest, as arguments of this script.
+HOSTS = {
+    "A-root": (),
+    "A-user": ("--uid", str(PLAIN_UID)),
+    "B": ("--uid", str(PLAIN_UID), "--refuse", "unshare"),
+    "C": ("--refuse", "pidfd_open,landlock_create_ruleset"),
+    "D": ("--uid", str(PLAIN_UID), "--refuse", "unshare,landlock_create_ruleset"),
+}
 _EPERM, _ENOSYS = 1, 38
 _CALLS = {
     "x86_64": {"unshare": (272, _EPERM)},
     "aarch64": {"unshare": (97, _EPERM)},
 }
 _EVERYWHERE = {"pidfd_open": (434, _ENOSYS), "landlock_create_ruleset": (444, _ENOSYS)}
+
+
+def run_there(tier: str, *command: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a command on the host of a tier; without root only A-user, B and D can be had."""
+    arguments = list(HOSTS[tier])
+    if os.getuid() != 0 and "--uid" in arguments:
+        arguments = arguments[2:]
+    return subprocess.run(
+        [sys.executable, str(pathlib.Path(__file__).resolve()), *arguments, *command],
+        cwd=ROOT,
+        env={"PATH": os.environ["PATH"], "HOME": "/tmp", "TMPDIR": "/tmp"},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+def judge_there(
+    tier: str, cases: dict[str, Any], *options: str
+) -> "subprocess.CompletedProcess[str]":
+    """`codea1-sandbox judge` of a content of a file of cases, on the host of a tier."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        path = pathlib.Path(folder) / "cases.json"
+        path.write_text(json.dumps(cases))
+        os.chmod(folder, 0o755)
+        command = [sys.executable, "-m", "sandbox_service.cli", "judge", "--cases", str(path)]
+        return run_there(tier, *command, "--slots", "2", "--tier", tier, *options)
 
 
 def refuse(names: list[str]) -> None:
