@@ -219,7 +219,7 @@ def test_thousands_of_calls(client: SandboxClient) -> None:
     ("request_", "word"),
     [
         (pb.RunRequest(), "program.inline"),
-        (_request("x" * (limits.MAX_PROGRAM_BYTES + 1)), "program has"),
+        (_request("x" * (limits.MAX_PROGRAM_BYTES + 1)), "1048576 are run"),
         (_request("x", *["f()"] * (limits.MAX_CALLS + 1)), "split them"),
         (_request("x", "f" * (1 << 20)), "call 0"),
         (_request("x", entry_point="a b"), "not a Python name"),
