@@ -17,6 +17,7 @@ from dataclasses import dataclass
 log = logging.getLogger(__name__)
 
 NAMES = ("numpy", "pandas", "scipy")
+_WORDS = tuple(name.encode() for name in NAMES)
 _PROBE_TIMEOUT_S = 60.0
 
 
@@ -62,13 +63,9 @@ def find() -> Packages:
     return Packages(folder, tuple(versions))
 
 
-def mentioned(text: bytes) -> bool:
-    """Whether a program text names one of the packages."""
-    return any(name.encode() in text for name in NAMES)
-
-
 def profile_for(*texts: bytes) -> str:
     """The profile that suits programs, tests and calls: the smallest with what they import."""
-    if any(map(mentioned, texts)) and find().folder:
+    text = b"\n".join(texts)  # one search through all: there may be thousands of calls
+    if any(name in text for name in _WORDS) and find().folder:
         return "numpy"
-    return "std" if any(b"import" in text for text in texts) else "core"
+    return "std" if b"import" in text else "core"
