@@ -27,7 +27,7 @@ def matmul_precision(dtype: Any) -> lax.Precision:
     return lax.Precision.HIGHEST if jnp.dtype(dtype) == jnp.float32 else lax.Precision.DEFAULT
 
 
-def _apart(values: Any) -> Any:
+def keep_apart(values: Any) -> Any:
     """Keeps XLA's CPU backend from fusing elementwise work into the matmuls on either side.
 
     It would then leave its fast matrix kernels: a SwiGLU MLP's backward pass takes three times as
@@ -49,9 +49,9 @@ def matmul(
 
 def _matmul_forward(x: Array, kernel: Array, num_in: int, compute_dtype: Any) -> tuple[Array, Any]:
     contract = (tuple(range(x.ndim - num_in, x.ndim)), tuple(range(num_in)))
-    apart_x, cast_kernel = _apart((x, kernel.astype(compute_dtype)))
+    apart_x, cast_kernel = keep_apart((x, kernel.astype(compute_dtype)))
     y = _dot(apart_x, cast_kernel, contract, compute_dtype)
-    return _apart(y), (x, kernel)
+    return keep_apart(y), (x, kernel)
 
 
 def _matmul_backward(
@@ -59,12 +59,12 @@ def _matmul_backward(
 ) -> tuple[Array, Array]:
     x, kernel = residuals
     num_batch = x.ndim - num_in
-    x, cast_kernel, y_bar = _apart((x, kernel.astype(compute_dtype), y_bar))
+    x, cast_kernel, y_bar = keep_apart((x, kernel.astype(compute_dtype), y_bar))
     out_dims = tuple(range(num_batch, y_bar.ndim)), tuple(range(num_in, kernel.ndim))
     x_bar = _dot(y_bar, cast_kernel, out_dims, compute_dtype)
     batch_dims = tuple(range(num_batch))
     kernel_bar = _dot(x, y_bar, (batch_dims, batch_dims), jnp.float32)
-    x_bar, kernel_bar = _apart((x_bar, kernel_bar))
+    x_bar, kernel_bar = keep_apart((x_bar, kernel_bar))
     return x_bar, kernel_bar.astype(kernel.dtype)
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from codea1_jax.models.layers import matmul_precision
+from codea1_jax.models.layers import keep_apart, matmul_precision
 from codea1_jax.models.sharding import constrain
 from codea1_jax.typing import Array, Float, Float32, Int32
 
@@ -118,8 +118,10 @@ def _backward(
         )
         at_target = jnp.where(_is_target(part(targets), logits), part(logp_bar)[..., None], 0.0)
         bar = ((at_target - jnp.exp(log_probs) * per_prob) / temperature).astype(hidden.dtype)
+        bar, chunk = keep_apart((bar, part(hidden)))
         hidden_part = dot(bar, compute_table, (((2,), (0,)), ((), ())))  # [B, C, D]
-        table_part = dot(bar, part(hidden), (((0, 1), (0, 1)), ((), ())))  # [V, D]
+        table_part = dot(bar, chunk, (((0, 1), (0, 1)), ((), ())))  # [V, D]
+        hidden_part, table_part = keep_apart((hidden_part, table_part))
         hidden_bar = jax.lax.dynamic_update_slice_in_dim(
             hidden_bar, hidden_part.astype(hidden.dtype), index * chunk_length, axis=1
         )
@@ -140,13 +142,13 @@ def _gathered(table: Float[Array, "V D"], dtype: Any) -> Float[Array, "V D"]:
 
 def _logits(table: Float[Array, "V D"], hidden: Float[Array, "B C D"]) -> Float32[Array, "B C V"]:
     logits = jax.lax.dot_general(
-        hidden,
+        keep_apart(hidden),
         table,
         (((2,), (1,)), ((), ())),
         precision=matmul_precision(hidden.dtype),
         preferred_element_type=jnp.float32,
     )
-    return constrain(logits, "batch", "length", "vocab")
+    return constrain(keep_apart(logits), "batch", "length", "vocab")
 
 
 def _columns(array: Array, *, start: Array, size: int) -> Array:

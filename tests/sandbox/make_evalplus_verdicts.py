@@ -78,7 +78,7 @@ def recipes(problem: EvalProblem, number: int) -> Iterator[dict[str, Any]]:
     mutants = mutations.mutants(problem.program)
     rng.shuffle(mutants)
     unparsed = ast.unparse(ast.parse(problem.program))
-    for mutant in mutants[: 2 if number % 3 == 0 else 1]:
+    for mutant in mutants[: 4 if number % 3 == 0 else 3]:
         yield {"from": "unparsed", "edits": _edits(unparsed, mutant)}
     if number % 11 == 0 or not mutants:
         yield {"from": "program", "edits": []}
