@@ -12,7 +12,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from sandbox_service.proto import sandbox_pb2 as pb
 
 if TYPE_CHECKING:
-    from sandbox_service.server import SandboxServicer
+    from sandbox_service.servicer import SandboxServicer
 
 _PREFIX = "codea1_sandbox_"
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)

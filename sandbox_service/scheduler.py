@@ -46,12 +46,11 @@ class QuotaExceeded(Exception):
 class Grant:
     """A slot in use; given back with `Scheduler.release`."""
 
-    __slots__ = ("charged_s", "share", "start_s", "waited_s")
+    __slots__ = ("charged_s", "share", "start_s")
 
-    def __init__(self, share: "_Share", waited_s: float, now_s: float) -> None:
+    def __init__(self, share: "_Share") -> None:
         self.share = share
-        self.waited_s = waited_s
-        self.start_s = now_s
+        self.start_s = time.monotonic()
         self.charged_s = share.mean_s
 
 
@@ -59,7 +58,6 @@ class Grant:
 class _Waiter:
     order: tuple[int, int]
     granted: "asyncio.Future[Grant]" = field(compare=False)
-    since_s: float = field(compare=False)
 
 
 @dataclass
@@ -121,9 +119,9 @@ class Scheduler:
         """Waits for a slot. Cancelling leaves the queue."""
         share = self._share(tenant)
         if self._num_free and not self.num_waiting:
-            return self._grant(share, 0.0)
+            return self._grant(share)
         future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter((-priority, next(self._sequence)), future, time.monotonic())
+        waiter = _Waiter((-priority, next(self._sequence)), future)
         heapq.heappush(share.waiters, waiter)
         share.num_waiting += 1
         self.num_waiting += 1
@@ -157,7 +155,7 @@ class Scheduler:
                 continue
             share.num_waiting -= 1
             self.num_waiting -= 1
-            waiter.granted.set_result(self._grant(share, time.monotonic() - waiter.since_s))
+            waiter.granted.set_result(self._grant(share))
 
     def _share(self, tenant: Tenant) -> _Share:
         share = self._shares.get(tenant.name)
@@ -167,9 +165,9 @@ class Scheduler:
         share.weight = tenant.weight  # the file of tokens may have changed
         return share
 
-    def _grant(self, share: _Share, waited_s: float) -> Grant:
+    def _grant(self, share: _Share) -> Grant:
         self._num_free -= 1
-        grant = Grant(share, waited_s, time.monotonic())
+        grant = Grant(share)
         # Nobody saves up time by being idle.
         self._virtual_s = max(self._virtual_s, share.virtual_s)
         share.virtual_s = self._virtual_s + grant.charged_s / share.weight
