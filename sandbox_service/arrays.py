@@ -119,7 +119,7 @@ def plain_scalar(value: Any) -> Any:
     float32 and its like stay arrays of no dimension: as a Python float they would no longer equal
     the decimal literal that they were made from.
     """
-    if value.dtype.kind in "biuSU" or value.dtype.str[1:] in ("f8", "c16"):
+    if _is_plain(value.dtype.str):
         return value.item()
     return from_numpy(value)
 
@@ -134,9 +134,14 @@ def from_numpy(array: Any) -> NdArray:
 
 
 def build(array: NdArray) -> Any:
-    """The numpy array, where numpy is loaded; otherwise the NdArray itself."""
+    """The numpy array (or scalar, see `plain_scalar`) where numpy is loaded, else the NdArray."""
     numpy = sys.modules.get("numpy")
     if numpy is None:
         return array
     flat = numpy.frombuffer(array.data, dtype=array.dtype)
-    return flat.reshape(array.shape).copy()
+    built = flat.reshape(array.shape).copy()
+    return built if array.shape or _is_plain(array.dtype) else built[()]
+
+
+def _is_plain(dtype: str) -> bool:
+    return dtype[1] in "biuSU" or dtype[1:] in ("f8", "c16")

@@ -117,7 +117,10 @@ def run_payload(payload: bytes, result_fd: int) -> NoReturn:
 
 
 def _seed_random(payload: bytes, seed: int) -> None:
-    """Makes `random` repeatable; programs that never name it do not pay for the import."""
+    """Makes `random` and `numpy.random` repeatable (but not a `default_rng()` without a seed).
+
+    Programs that never name it do not pay for the import.
+    """
     if b"random" not in payload:
         return
     import random

@@ -39,6 +39,7 @@ class Comparator:
 
 PYTHON_EQ = Comparator(rel_tol=0.0, abs_tol=0.0, bool_is_int=True, list_is_tuple=False)
 
+_PLAIN = (int, float, str, bool, list, tuple, dict, bytes, set, frozenset, complex)
 _TEXTS = (str, bytes)
 _SETS = (set, frozenset)
 
@@ -54,8 +55,15 @@ def _equal(a: Any, b: Any, c: Comparator, depth: int) -> bool:
     kind_a, kind_b = type(a), type(b)
     if a is None or b is None:
         return a is b
-    if NdArray in (kind_a, kind_b) or "array" in map(arrays.numpy_type_of, (kind_a, kind_b)):
-        return _arrays_equal(a, b, c)
+    if kind_a not in _PLAIN or kind_b not in _PLAIN:
+        try:
+            left, right = _as_data(a), _as_data(b)
+        except arrays.ArrayError:
+            return False
+        if left is not a or right is not b:
+            return _equal(left, right, c, depth - 1)
+        if NdArray in (kind_a, kind_b):
+            return _arrays_equal(a, b, c)
     if kind_a is bool or kind_b is bool:
         if not c.bool_is_int:
             return kind_a is kind_b and a == b
@@ -117,10 +125,6 @@ def _nans_equal(a: Any, b: Any) -> bool:
 
 
 def _arrays_equal(a: Any, b: Any, c: Comparator) -> bool:
-    try:
-        a, b = _as_data(a), _as_data(b)
-    except arrays.ArrayError:
-        return False
     if type(a) is not NdArray or type(b) is not NdArray:
         scalar, number = (a, b) if type(a) is NdArray else (b, a)
         if scalar.shape or not _is_number(number):
@@ -139,7 +143,11 @@ def _arrays_equal(a: Any, b: Any, c: Comparator) -> bool:
 
 
 def _as_data(value: Any) -> Any:
-    return arrays.from_numpy(value) if arrays.numpy_type_of(type(value)) == "array" else value
+    """What the codec would make of a numpy array or scalar; other values as they are."""
+    what = arrays.numpy_type_of(type(value))
+    if what == "array":
+        return arrays.from_numpy(value)
+    return arrays.plain_scalar(value) if what else value
 
 
 def _rounded(number: Any, dtype: str) -> Any:

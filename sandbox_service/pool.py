@@ -175,7 +175,7 @@ class Pool:
                 return await running, tests_end
             finally:
                 running.cancel()
-                await asyncio.wait({running})
+                await asyncio.gather(running, return_exceptions=True)
 
     def _zygote(self, key: tuple[str, int]) -> Zygote:
         if key not in self._zygotes:

@@ -329,7 +329,7 @@ class Peer:
 
     def _perform(self, namespace: dict[str, Any], name: str, *operands: Any) -> tuple[Any, Any]:
         if name == "name":
-            if operands[0] not in namespace:
+            if operands[0].startswith("__") or operands[0] not in namespace:
                 raise NameError(f"name {operands[0]!r} is not defined")
             return namespace[operands[0]], None
         if name == "call":

@@ -289,8 +289,11 @@ def test_numpy_scalars_are_numbers_and_strange_arrays_opaque() -> None:
         decoded = codec.decode(codec.encode(value))
         assert (type(decoded), decoded) == (type(plain), plain)
     scalar = codec.decode(codec.encode(numpy.float32(0.1)))
+    assert type(scalar) is numpy.float32
     assert equal(scalar, 0.1, PYTHON_EQ)
     assert not equal(scalar, 0.2, PYTHON_EQ)
+    keyed = {numpy.float32(0.5): 1, numpy.datetime64("2020-01-01"): 2}
+    assert codec.decode(codec.encode(keyed)) == keyed
     for array in (
         numpy.array([object()]),
         numpy.zeros(2, "i4,f4"),
