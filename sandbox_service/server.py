@@ -71,7 +71,19 @@ def _listen(server: grpc.aio.Server, settings: Settings) -> int:
             return server.add_secure_port(settings.address, credentials)
         return server.add_insecure_port(settings.address)
     except RuntimeError as error:
-        raise OSError(f"cannot listen on {settings.address}: {error}") from None
+        files = f" with {settings.cert_file} and {settings.key_file}" if settings.cert_file else ""
+        hint = "; the files must be PEM and belong together" if files else ""
+        raise OSError(f"cannot listen on {settings.address}{files}: {error}{hint}") from None
+
+
+def _serve_metrics(servicer: SandboxServicer, address: str) -> None:
+    """Raises OSError."""
+    assert servicer.metrics is not None
+    host, _, port = address.rpartition(":")
+    try:
+        servicer.metrics.listen(host.strip("[]") or "127.0.0.1", int(port))
+    except (OSError, OverflowError) as error:
+        raise OSError(f"cannot serve metrics on {address}: {error}") from None
 
 
 async def serve(pool: Pool, settings: Settings) -> None:
@@ -85,8 +97,7 @@ async def serve(pool: Pool, settings: Settings) -> None:
     server, checks = _server(servicer, settings)
     port = _listen(server, settings)
     if servicer.metrics is not None:
-        host, _, metrics_port = settings.metrics_address.rpartition(":")
-        servicer.metrics.listen(host.strip("[]") or "127.0.0.1", int(metrics_port))
+        _serve_metrics(servicer, settings.metrics_address)
     await server.start()
     for name in ("", SERVICE_NAME):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)

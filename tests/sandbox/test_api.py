@@ -382,7 +382,10 @@ def test_tls_and_mutual_tls(certificates: pathlib.Path) -> None:
         (["--tls-client-ca", "x"], "--tls-client-ca needs"),
         (["--tls-cert", "/nowhere/cert", "--tls-key", "/nowhere/key"], "/nowhere/key"),
         (["--token-file", "/nowhere/tokens"], "/nowhere/tokens"),
+        (["--tls-cert", __file__, "--tls-key", __file__], "must be PEM"),
         (["--metrics-address", "localhost"], "not HOST:PORT"),
+        (["--metrics-address", "192.0.2.1:1"], "cannot serve metrics on 192.0.2.1:1"),
+        (["--metrics-address", "127.0.0.1:99999"], "cannot serve metrics"),
     ],
 )
 def test_serve_refuses_what_it_cannot_do(options: list[str], word: str) -> None:
