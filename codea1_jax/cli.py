@@ -83,10 +83,10 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_bench(parser: argparse.ArgumentParser) -> None:
-    from codea1_jax.bench import learner
+    from codea1_jax.bench import arguments
 
     parts = parser.add_subparsers(dest="part", required=True)
-    learner.add_arguments(parts.add_parser("learner", help="optimizer steps on random tokens"))
+    arguments.add_learner(parts.add_parser("learner", help="optimizer steps on random tokens"))
 
 
 def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:

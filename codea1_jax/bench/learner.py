@@ -32,22 +32,6 @@ from codea1_jax.rl.optim import OptimizerConfig
 _PEAK_SHAPE = (2048, 4096, 4096)  # rows, inner, columns
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--checkpoint", required=True, help="Hugging Face model directory")
-    parser.add_argument("--sequences", type=int, default=8)
-    parser.add_argument("--length", type=int, default=256, help="prompt and response, tokens")
-    parser.add_argument("--prompt_length", type=int, default=128)
-    parser.add_argument("--group", type=int, default=1, help="sequences that share a prompt")
-    parser.add_argument(
-        "--naive", action="store_true", help="with --group: a prompt of its own for every sequence"
-    )
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
-    parser.add_argument("--tokens_per_chunk", type=int, default=1024)
-    parser.add_argument("--micro_batch_tokens", type=int, help="default: all in one micro-batch")
-    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
-
-
 def run(options: argparse.Namespace) -> int:
     """Prints one JSON line. Raises UserError for sizes that do not fit together."""
     if not 0 < options.prompt_length < options.length:

@@ -1,0 +1,19 @@
+"""Options of `codea1 bench`, apart from what runs them: `codea1 --help` should not import jax."""
+
+import argparse
+
+
+def add_learner(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--checkpoint", required=True, help="Hugging Face model directory")
+    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument("--length", type=int, default=256, help="prompt and response, tokens")
+    parser.add_argument("--prompt_length", type=int, default=128)
+    parser.add_argument("--group", type=int, default=1, help="sequences that share a prompt")
+    parser.add_argument(
+        "--naive", action="store_true", help="with --group: a prompt of its own for every sequence"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--remat", choices=("none", "dots", "full"), default="none")
+    parser.add_argument("--tokens_per_chunk", type=int, default=1024)
+    parser.add_argument("--micro_batch_tokens", type=int, help="default: all in one micro-batch")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
