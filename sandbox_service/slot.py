@@ -23,6 +23,7 @@ from sandbox_service.cage import Cage
 _TICK_S = 0.2
 _MIN_TICK_S = 0.004
 _MAX_WALL_FACTOR = 6  # the wall limit is stretched to at most this by a busy host
+_NUM_PROCESSORS = os.cpu_count() or 1
 _ASLEEP_SHARE = 0.1  # of a processor: what uses less makes room for another run
 # Descriptors below are taken while a slot waits, so those that arrive never overlap with the
 # numbers that a child needs (0 to 5). The control socket is above what a child closes first.
@@ -181,7 +182,7 @@ def _watch(
     pid, run_id = run
     cpu_s, wall_s, memory_bytes = ends_at
     start = time.monotonic()
-    clock = (~pid << 3) | 2  # the process's CPU clock, as clock_getcpuclockid(3) would name it
+    clock = linux.cpu_clock(pid)
     wait_s = min(_TICK_S, cpu_s, wall_s)
     is_asleep = False
     while True:
@@ -216,7 +217,8 @@ def _watch(
         if not is_busy and not is_asleep and elapsed >= _TICK_S:
             is_asleep = True
             control.send(protocol.STOP.pack(protocol.MSG_ASLEEP, run_id))
-        wait_s = min(_TICK_S, cpu_s - used_s, deadline - elapsed)
+        rest_s = (cpu_s - used_s) / max(1, min(num_processes, _NUM_PROCESSORS))
+        wait_s = min(_TICK_S, rest_s, deadline - elapsed)
 
 
 def _waited_s(pid: int) -> float:
