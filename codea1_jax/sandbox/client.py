@@ -34,7 +34,7 @@ from sandbox_service.proto import sandbox_pb2 as pb
 
 log = logging.getLogger(__name__)
 
-_TICK_S = 0.1
+_TICK_S, _TICK_PER_RUN_S = 0.1, 2e-5
 # A run is sent to a second host after this part of the deadline, at most so many seconds; sooner
 # when nothing waits, for then a slow host alone decides when a step ends.
 _PATIENCE, _MAX_PATIENCE_S, _TAIL_PATIENCE_S = 1 / 3, 60.0, 10.0
@@ -218,7 +218,9 @@ class SandboxClient:
             with self._lock:
                 if self._is_closed:
                     return
-                self._lock.wait(_TICK_S if self._jobs else 1.0)
+                # Every run is looked at: with very many of them, less often.
+                tick_s = max(_TICK_S, _TICK_PER_RUN_S * len(self._jobs))
+                self._lock.wait(tick_s if self._jobs else 1.0)
                 now = time.monotonic()
                 last_sign_s = max(host.last_sign_s for host in self._hosts)
                 is_silent = now - last_sign_s > self._deadline_s

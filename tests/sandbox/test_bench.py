@@ -86,6 +86,6 @@ def test_the_readme_names_every_option_of_serve() -> None:
         check=True,
     ).stdout
     options = set(re.findall(r"--[a-z-]+", help_text)) - {"--help"}
-    internal = {"--port-file", "--exit-with-parent", "--reflection"}
+    internal = {"--port-file", "--exit-with-parent"}
     missing = {option for option in options - internal if option not in README.read_text()}
     assert not missing
