@@ -397,3 +397,52 @@ def test_stop_on_first_failure(stub):
     reply = judged(stub, "def f(x): return x", tests, entry_point="f", stop_on_first_failure=True)
     assert picture(reply) == ["pass", "AssertionError", "NOT_RUN"]
     assert verdict(reply) == "FAIL"
+
+
+FORGERS = {
+    "answers in advance": (
+        "import os, struct\nfrom sandbox_service import codec\ndef f(a, b):\n"
+        "    m = codec.encode(('value', True, None))\n"
+        "    os.write(5, struct.pack('<I', len(m)) + m)\n    return 0"
+    ),
+    "every descriptor": (
+        "import os\nfor fd in range(3, 64):\n    try: os.write(fd, b'\\0' * 64)\n"
+        "    except OSError: pass\ndef f(a, b): return 0"
+    ),
+    "every process": (
+        "import os\ndef f(a, b):\n    for pid in range(2, 300):\n"
+        "        try: os.kill(pid, 9)\n        except OSError: pass\n    return 0"
+    ),
+    "a thread that writes": (
+        "import os, threading\ndef write():\n    while True: os.write(5, b'\\4\\0\\0\\0junk')\n"
+        "threading.Thread(target=write, daemon=True).start()\ndef f(a, b): return 0"
+    ),
+    "the argument itself": "def f(a, b):\n    if type(a) is list: a += a\n    return a",
+    "SystemExit": "def f(a, b): raise SystemExit(0)",
+    "SkipTest": "import unittest\ndef f(a, b): raise unittest.SkipTest('x')",
+    "NotImplemented": "def f(a, b): return NotImplemented",
+    "another module": "import operator\nf = operator",
+    "a name that raises": (
+        "class M(type):\n    __name__ = property(lambda cls: 1 / 0)\n"
+        "class X(metaclass=M): pass\ndef f(a, b): return X()"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FORGERS)
+def test_forgers_pass_no_test(stub, name):
+    """The program owns its end of the channel; all that it can do there is to claim values."""
+    tests = """
+import math
+def test_a(): assert f(1, 2) == 3
+def test_b(): assert abs(f(0.1, 0.2) - 0.3) < 1e-9
+def test_c(): assert f([1], [2]) == [1, 2]
+def test_d(): assert math.isclose(f(1, 1), 2)
+def test_e(): assert f("a", "b") in ("ab",)
+def test_f(): assert sorted(f([2], [1])) == [1, 2]
+"""
+    limits = pb.Limits(cpu_s=1, call_cpu_s=0.5, wall_s=2)
+    reply = judged(stub, FORGERS[name], tests, entry_point="f", limits=limits)
+    assert len(reply.outcomes) == 6
+    assert not any(outcome.passed for outcome in reply.outcomes)
+    assert verdict(reply) not in ("PASS", "UNSPECIFIED")
