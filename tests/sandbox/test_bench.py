@@ -62,19 +62,17 @@ def test_percentiles() -> None:
 def test_examples_of_the_readme_run(service: str) -> None:
     """The first code that a stranger copies."""
     examples = re.findall(r"```python\n(.*?)```", README.read_text(), re.DOTALL)
-    assert len(examples) == 2
+    assert len(examples) == 3
+    first, library, judged = (text.replace("127.0.0.1:50061", service) for text in examples)
+    judged = f"{first}{judged}print([o.error_type for o in reply.outcomes], reply.num_passed)"
     outputs = [
         subprocess.run(
-            [sys.executable, "-c", example.replace("127.0.0.1:50061", service)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=True,
+            [sys.executable, "-c", text], capture_output=True, text=True, timeout=60, check=True
         ).stdout
-        for example in examples
+        for text in (library, judged)
     ]
-    assert re.match(r"VERDICT_PASS [A-D]\S* \d+\n", outputs[0])
-    assert outputs[1] == "CallStatus.VALUE 3 \nCallStatus.ERROR None TypeError\n"
+    assert outputs[0] == "CallStatus.VALUE 3 \nCallStatus.ERROR None TypeError\n"
+    assert re.match(r"VERDICT_PASS [A-D]\S* \d+\n\['VacuousTest', ''\] \d\n", outputs[1])
 
 
 def test_the_readme_names_every_option_of_serve() -> None:
