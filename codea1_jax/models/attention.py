@@ -15,7 +15,7 @@ from jax import lax
 
 from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.layers import Linear, matmul_precision, repeats_for_tensor, rotate
-from codea1_jax.models.sharding import CACHE_AXES, ambient_axis_size, constrain
+from codea1_jax.models.sharding import ambient_axis_size, constrain
 from codea1_jax.typing import Array, Bool, Float, Int
 
 # Finite, so that a row without any visible key gives an average instead of NaN.
@@ -32,39 +32,24 @@ class KVCache:
     k: Array
     v: Array
 
-    @property
-    def num_slots(self) -> int:
-        return self.k.shape[2]
-
 
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class LayerCache:
     """Keys and values of one layer, heads before slots: [B K S H] each.
 
-    The form a decode loop that unrolls its layers carries (`LanguageModel.unstack_cache`). On CPU
-    the products then are plain batched matmuls and a write touches one slot; through the stacked
-    form both go through copies of a layer (4x the time of a decode step at 128 rows).
+    What goes with unrolled layers. On CPU the products then are plain batched matmuls and a write
+    touches one slot; through the stacked form both go through copies of a layer (4x the time of a
+    decode step at 128 rows).
     """
 
     k: Array
     v: Array
 
 
+Cache = KVCache | list[LayerCache]  # the list: one a layer
+
 LAYER_CACHE_AXES = ("batch", "act_kv_heads", "length", "head_dim")
-
-
-def empty_cache(config: Qwen2Config, num_rows: int, num_slots: int, dtype: Any) -> KVCache:
-    """A cache of zeros; nothing in it is read before `decode` or `prefill` has written it."""
-    shape = (
-        config.num_hidden_layers,
-        num_rows,
-        num_slots,
-        config.num_key_value_heads,
-        config.head_dim,
-    )
-    zeros = [constrain(jnp.zeros(shape, dtype), *CACHE_AXES) for _ in range(2)]
-    return KVCache(*zeros)
 
 
 class Attention(nnx.Module):

@@ -3,7 +3,7 @@
 `Transformer` is the Flax NNX module that defines parameters, their names and their logical axes.
 `LanguageModel` is what the rest of the package uses: frozen, hashable, no arrays inside; each
 method merges the graph definition with the parameters it is given. Layers are stacked on a leading
-axis and scanned; a program that decodes on CPU unrolls them instead (`unroll_decode`).
+axis and scanned; a sampler on CPU unrolls them instead (`decode_view(params, fused=True)`).
 
 Nothing here jits: callers jit whole programs, under `jax.set_mesh(mesh)` when there is a mesh.
 """
@@ -20,7 +20,9 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 
 from codea1_jax.models.attention import (
+    LAYER_CACHE_AXES,
     Attention,
+    Cache,
     KVCache,
     LayerCache,
     attend_cache,
@@ -29,6 +31,7 @@ from codea1_jax.models.attention import (
     write_layer,
 )
 from codea1_jax.models.config import Qwen2Config
+from codea1_jax.models.fused import apply_layer, fuse_layer
 from codea1_jax.models.layers import MATMUL_RESULT, MLP, RMSNorm, VocabTable, rotary_tables
 from codea1_jax.models.sharding import CACHE_AXES, constrain
 from codea1_jax.typing import Array, Float, Float32, Int32, Params
@@ -117,15 +120,11 @@ class LanguageModel:
         softmax and logits are float32 whatever it is.
       remat: what the backward pass of `hidden` recomputes: "none", "full" (every layer; only layer
         inputs are kept), "dots" (everything but matmul results).
-      unroll_decode: decode with one copy of the layer body per layer. A scan copies each layer's
-        weights out of the stack on every step, which costs a quarter of a step on CPU; unrolling
-        costs compile time. None: unroll on CPU only.
     """
 
     config: Qwen2Config
     compute_dtype: Any = jnp.float32
     remat: Remat = "none"
-    unroll_decode: bool | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute_dtype", jnp.dtype(self.compute_dtype))
@@ -183,11 +182,12 @@ class LanguageModel:
         tokens: Int32[Array, "B P"],
         lengths: Int32[Array, "B"],
         cache_length: int,
-    ) -> tuple[Float[Array, "B D"], KVCache]:
+    ) -> tuple[Float[Array, "B D"], Cache]:
         """Runs right-padded prompts; slots of the cache at or beyond `lengths` hold no information.
 
         Returns the hidden state of each prompt's last token and a cache with `cache_length` slots
-        (at least P), ready for `decode` at positions `lengths`.
+        (at least P), ready for `decode` at positions `lengths`: a KVCache, or a list of LayerCache
+        when `params` is a fused view.
         """
         num_rows, prompt_length = tokens.shape
         if cache_length < prompt_length:
@@ -198,44 +198,48 @@ class LanguageModel:
         positions = jnp.broadcast_to(index[None], (num_rows, prompt_length))
         segment_ids = (positions < lengths[:, None]).astype(jnp.int32)
         x, rotary, stem = self._start(params, tokens, positions)
+        unused = (0, cache_length - prompt_length)
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
             return attend_full(q, k, v, segment_ids), (k, v)
 
-        x, kv = self._scan_layers(params, x, rotary, attend)
-        extra = cache_length - prompt_length
-        padded = [
-            constrain(jnp.pad(a, ((0, 0), (0, 0), (0, extra), (0, 0), (0, 0))), *CACHE_AXES)
-            for a in kv
-        ]
+        cache: Cache
+        if isinstance(params["layers"], list):
+            cache = []
+            for layer in params["layers"]:
+                x, kv = apply_layer(self.config, layer, x, rotary, attend)
+                heads = (jnp.swapaxes(a, 1, 2) for a in kv)
+                padded = (jnp.pad(a, ((0, 0), (0, 0), unused, (0, 0))) for a in heads)
+                cache.append(LayerCache(*(constrain(a, *LAYER_CACHE_AXES) for a in padded)))
+        else:
+            x, kv = self._scan_layers(params, x, rotary, attend)
+            padded = (jnp.pad(a, ((0, 0), (0, 0), unused, (0, 0), (0, 0))) for a in kv)
+            cache = KVCache(*(constrain(a, *CACHE_AXES) for a in padded))
         last = jnp.maximum(lengths - 1, 0)[:, None, None]
         x = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B D]
-        return stem.final_norm(x), KVCache(*padded)
+        return stem.final_norm(x), cache
 
     def decode(
         self,
         params: Params,
         tokens: Int32[Array, "B"],
         positions: Int32[Array, "B"],
-        cache: KVCache | list[LayerCache],
-    ) -> tuple[Float[Array, "B D"], KVCache | list[LayerCache]]:
+        cache: Cache,
+    ) -> tuple[Float[Array, "B D"], Cache]:
         """One token a row: writes its key and value at slot positions[b], sees slots up to it.
 
         A position outside the cache writes nothing. Donate `cache` when jitting: it is updated in
-        place. `params` may also be the tree of `decode_view`. A loop of several tokens carries the
-        cache as `unstack_cache` gives it.
+        place. A list of LayerCache belongs to a fused view, a KVCache to stacked layers.
         """
         x, rotary, stem = self._start(params, tokens[:, None], positions[:, None])
         layers = params["layers"]
         if isinstance(cache, list):
             written = []
-            for i, layer_cache in enumerate(cache):
-                x, new = self._decode_unrolled(x, rotary, positions, layer_cache, _layer(layers, i))
+            for layer, layer_cache in zip(layers, cache, strict=True):
+                attend = functools.partial(self._attend_layer, layer_cache, positions)
+                x, new = apply_layer(self.config, layer, x, rotary, attend)
                 written.append(new)
             return stem.final_norm(x)[:, 0], written
-        if self._unrolls_decode:
-            hidden, unstacked = self.decode(params, tokens, positions, self.unstack_cache(cache))
-            return hidden, self.stack_cache(unstacked)
 
         def body(carry: tuple[Array, KVCache], scanned: Any) -> tuple[Any, None]:
             return self._decode_stacked(*carry, rotary, positions, *scanned), None
@@ -244,19 +248,12 @@ class LanguageModel:
         (x, stacked), _ = lax.scan(body, (x, cache), (layers, indices))
         return stem.final_norm(x)[:, 0], stacked
 
-    def _decode_unrolled(
-        self,
-        x: Array,
-        rotary: tuple[Array, Array],
-        positions: Array,
-        cache: LayerCache,
-        layer_params: Params,
+    @staticmethod
+    def _attend_layer(
+        cache: LayerCache, positions: Array, q: Array, k: Array, v: Array
     ) -> tuple[Array, LayerCache]:
-        def attend(q: Array, k: Array, v: Array) -> tuple[Array, LayerCache]:
-            written = write_layer(cache, k, v, positions)
-            return attend_layer(q, written, positions), written
-
-        return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)
+        written = write_layer(cache, k, v, positions)
+        return attend_layer(q, written, positions), written
 
     def _decode_stacked(
         self,
@@ -284,48 +281,27 @@ class LanguageModel:
 
         return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)
 
-    def unstack_cache(self, cache: KVCache) -> KVCache | list[LayerCache]:
-        """The form of a cache that a loop over `decode` should carry on this backend."""
-        if not self._unrolls_decode:
-            return cache
-        return [
-            LayerCache(jnp.swapaxes(cache.k[i], 1, 2), jnp.swapaxes(cache.v[i], 1, 2))
-            for i in range(self.config.num_hidden_layers)
-        ]
-
-    def stack_cache(self, cache: KVCache | list[LayerCache]) -> KVCache:
-        """The inverse of `unstack_cache`."""
-        if not isinstance(cache, list):
-            return cache
-        return KVCache(
-            *(
-                constrain(jnp.stack([jnp.swapaxes(rows, 1, 2) for rows in layers]), *CACHE_AXES)
-                for layers in ([c.k for c in cache], [c.v for c in cache])
-            )
-        )
-
     def logits(self, params: Params, hidden: Float[Array, "*B D"]) -> Float32[Array, "*B V"]:
         """Scores of the next token, float32, not divided by a temperature."""
         stem = self._stem(params)
         table = stem.embedder if self.config.tie_word_embeddings else stem.head
         return table.logits(hidden)
 
-    @property
-    def _unrolls_decode(self) -> bool:
-        if self.unroll_decode is None:
-            return jax.default_backend() == "cpu"
-        return self.unroll_decode
+    def decode_view(self, params: Params, *, fused: bool = False) -> Params:
+        """The same values ready for sampling, in the compute dtype.
 
-    def decode_view(self, params: Params) -> Params:
-        """The same values ready for sampling: compute dtype, one tree a layer if decode unrolls.
+        Jit it whenever the weights change: every program that samples would otherwise repeat it.
+        `prefill`, `decode` and `logits` take the result in place of `params`.
 
-        Jit it whenever the weights change. Both steps would otherwise be repeated by every program
-        that samples. `prefill`, `decode` and `logits` take the result in place of `params`.
+        Args:
+          fused: a list of one tree a layer, laid out for CPU (models/fused.py), in place of the
+            stack. A scan copies each layer's weights out of the stack on every step, which costs a
+            quarter of a decode step there.
         """
         view = jax.tree.map(lambda leaf: leaf.astype(self.compute_dtype), params)
-        if self._unrolls_decode:
-            num_layers = self.config.num_hidden_layers
-            view["layers"] = [_layer(view["layers"], i) for i in range(num_layers)]
+        if fused:
+            indices = range(self.config.num_hidden_layers)
+            view["layers"] = [fuse_layer(_layer(view["layers"], i)) for i in indices]
         return view
 
     def _stem(self, params: Params) -> Any:
@@ -356,18 +332,8 @@ class LanguageModel:
             body = jax.checkpoint(
                 body, policy=jax.checkpoint_policies.save_only_these_names(MATMUL_RESULT)
             )
-        layers = params["layers"]
-        if not isinstance(layers, list):
-            return lax.scan(body, x, layers)
-        extras = []
-        for layer_params in layers:
-            x, extra = body(x, layer_params)
-            extras.append(extra)
-        return x, jax.tree.map(lambda *leaves: jnp.stack(leaves), *extras)
+        return lax.scan(body, x, params["layers"])
 
 
 def _layer(layers: Params, index: int) -> Params:
-    """Parameters of one layer, from the stack or from `decode_view`'s list."""
-    if isinstance(layers, list):
-        return layers[index]
     return jax.tree.map(lambda leaf: leaf[index], layers)

@@ -1,9 +1,9 @@
 """The rollout engine: groups in, finished samples out, one policy version at a time.
 
-A group's prompt is prefilled once and copied to the slots of its samples. All slots then decode
-together in a loop on the device; between loops of `decode_chunk` tokens the host collects what was
-drawn, yields finished samples and gives their slots to waiting ones. When nothing waits any more
-the live rows move to a smaller program.
+A group's prompt is prefilled once and its keys and values are copied to the slots of its samples.
+All slots then decode together in a loop on the device; between loops of `decode_chunk` tokens the
+host collects what was drawn, yields finished samples and gives their slots to waiting ones, of any
+prompt bucket. When nothing waits any more the live rows move to a smaller program.
 
 Exact in float32: the same request gives the same tokens whatever else is in the batch, however many
 slots, buckets or devices there are. In bfloat16 the order of additions inside a matmul depends on
@@ -24,10 +24,10 @@ from jax.sharding import Mesh
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rollout import scheduler
 from codea1_jax.rollout.programs import shared_programs
+from codea1_jax.rollout.run import RolloutRun, RolloutStats, padded_stops
 from codea1_jax.rollout.sampling import Method
-from codea1_jax.rollout.scheduler import Buckets, Wave
+from codea1_jax.rollout.scheduler import Buckets
 from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
-from codea1_jax.rollout.wave import RolloutStats, WaveRun, padded_stops
 from codea1_jax.typing import Params
 
 
@@ -140,17 +140,15 @@ class RolloutEngine:
         groups = tuple(groups)
         method = Method.from_params(sampling, config.vocab_size)
         scheduler.check_requests(groups, self._buckets, config.vocab_size)
-        waves = scheduler.plan_waves(groups, self._buckets)
-        for wave in waves:
-            longest = wave.prompt_bucket + sampling.max_new_tokens
-            if longest > config.max_position_embeddings:
-                raise ValueError(
-                    f"prompt bucket {wave.prompt_bucket} + max_new_tokens="
-                    f"{sampling.max_new_tokens} exceeds the model's "
-                    f"{config.max_position_embeddings} positions; lower max_new_tokens or "
-                    "prompt_buckets"
-                )
-        return self._run(params, groups, sampling, method, waves, policy_version)
+        longest = max((len(group.prompt) for group in groups), default=0)
+        bucket = self._buckets.prompt_bucket(longest)
+        if bucket + sampling.max_new_tokens > config.max_position_embeddings:
+            raise ValueError(
+                f"prompt bucket {bucket} + max_new_tokens={sampling.max_new_tokens} exceeds the "
+                f"model's {config.max_position_embeddings} positions; lower max_new_tokens or "
+                "prompt_buckets"
+            )
+        return self._run(params, groups, sampling, method, policy_version)
 
     def _run(
         self,
@@ -158,21 +156,18 @@ class RolloutEngine:
         groups: tuple[GroupRequest, ...],
         sampling: SamplingParams,
         method: Method,
-        waves: list[Wave],
         policy_version: int,
     ) -> Iterator[Sample]:
         stats = self.stats = RolloutStats()
         compiled_before = self._programs.compile_s
         view = self._prepare(params, policy_version, stats)
-        for wave in waves:
-            cache_length = self._cache_length(wave.prompt_bucket, sampling)
-            run = WaveRun(
-                self._programs, self._buckets, view, groups, wave, cache_length, sampling, method,
-                policy_version, self._pad_id, stats,
-            )  # fmt: skip
-            for sample in run.samples():
-                stats.compile_s = self._programs.compile_s - compiled_before
-                yield sample
+        run = RolloutRun(
+            self._programs, self._buckets, view, groups, sampling, method, policy_version,
+            self._pad_id, self._cache_length, stats,
+        )  # fmt: skip
+        for sample in run.samples():
+            stats.compile_s = self._programs.compile_s - compiled_before
+            yield sample
         stats.compile_s = self._programs.compile_s - compiled_before
 
     def _cache_length(self, prompt_bucket: int, sampling: SamplingParams) -> int:

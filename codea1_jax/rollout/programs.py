@@ -6,28 +6,35 @@ never a silent recompilation. Small results come back replicated: every host can
 | program | what it does |
 |---|---|
 | view    | weights as the sampler wants them: compute dtype, whole on every data-parallel replica |
-| prefill | prompts [Q P] -> last hidden states [Q D] and each prompt's keys and values |
-| first   | last hidden states -> the first token of up to n samples |
+| prefill | prompts [Q P] -> each prompt's keys and values |
 | empty   | a cache for `rows` samples |
 | insert  | copies one prompt's keys and values to the slots of its samples, in place |
 | decode  | up to `chunk` tokens for all rows in one device loop, the cache updated in place |
-| compact | moves some rows of a cache to a smaller one |
+| shrink  | moves a cache to fewer rows or to fewer slots a row |
+
+A cache has one form for its whole life, chosen by the devices of the mesh and not by the host that
+compiles: a list of layers on CPU, all layers stacked elsewhere (and on CPU with a tensor axis).
 """
 
 import dataclasses
 import functools
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from codea1_jax.models.attention import KVCache, empty_cache
+from codea1_jax.models.attention import LAYER_CACHE_AXES, Cache, KVCache, LayerCache
 from codea1_jax.models.qwen2 import LanguageModel
-from codea1_jax.models.sharding import batch_sharding, cache_sharding, param_shardings
+from codea1_jax.models.sharding import (
+    batch_sharding,
+    cache_sharding,
+    param_shardings,
+    partition_spec,
+)
 from codea1_jax.rollout import sampling as sampling_lib
 from codea1_jax.rollout.sampling import Draw, Method
 from codea1_jax.rollout.scheduler import Buckets
@@ -57,12 +64,18 @@ class DecodeState:
     key_data: Any
 
 
+class CacheShape(NamedTuple):
+    """Sizes of a cache: samples, and slots of each."""
+
+    rows: int
+    length: int
+
+
 @dataclasses.dataclass(frozen=True)
 class DecodeShape:
     """Names a decode program."""
 
-    rows: int
-    cache_length: int
+    cache: CacheShape
     method: Method
     num_stops: int
 
@@ -82,10 +95,14 @@ class Programs:
         self._pad_id = pad_id
         self._chunk = chunk
         self._compiled: dict[tuple[Any, ...], Program] = {}
-        self._view_shardings = _sampler_shardings(model, mesh)
+        self._is_fused = mesh.devices.flat[0].platform == "cpu" and mesh.shape["tensor"] == 1
+        self._rows_axis = 0 if self._is_fused else 1  # of every leaf of a cache
+        self._decode_view = functools.partial(model.decode_view, fused=self._is_fused)
+        abstract_view = jax.eval_shape(self._decode_view, model.abstract_params())
+        self._view_shardings = self._shardings_of_view(abstract_view)
         self._abstract_view = jax.tree.map(
             lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-            jax.eval_shape(model.decode_view, model.abstract_params()),
+            abstract_view,
             self._view_shardings,
         )
         self.compile_s = 0.0
@@ -104,84 +121,54 @@ class Programs:
         key = ("view", treedef, *((leaf.dtype, leaf.sharding) for leaf in leaves))
         program = self._get(
             key,
-            lambda: jax.jit(self._model.decode_view, out_shardings=self._view_shardings),
+            lambda: jax.jit(self._decode_view, out_shardings=self._view_shardings),
             params,
         )
         return program(params)
 
     def prefill(self, num_rows: int, prompt_length: int) -> Program:
-        """(view, tokens i32[Q P], lengths i32[Q]) -> (hidden [Q D], Q caches [Y 1 P K H])."""
+        """(view, tokens i32[Q P], lengths i32[Q]) -> Q caches of one row and P slots."""
 
-        def run(view: Params, tokens: Array, lengths: Array) -> tuple[Array, tuple[KVCache, ...]]:
-            hidden, cache = self._model.prefill(view, tokens, lengths, prompt_length)
-            rows = range(num_rows)
-            return hidden, tuple(
-                KVCache(cache.k[:, i : i + 1], cache.v[:, i : i + 1]) for i in rows
-            )
+        def run(view: Params, tokens: Array, lengths: Array) -> tuple[Cache, ...]:
+            _, cache = self._model.prefill(view, tokens, lengths, prompt_length)
+            return tuple(_row(cache, i, self._rows_axis) for i in range(num_rows))
 
         return self._get(
             ("prefill", num_rows, prompt_length),
-            lambda: jax.jit(
-                run, out_shardings=(self._whole, (self._cache(1, prompt_length)[1],) * num_rows)
-            ),
+            lambda: jax.jit(run, out_shardings=(self._cache(1, prompt_length)[1],) * num_rows),
             self._abstract_view,
             self._rows((num_rows, prompt_length), _I32),
             self._rows((num_rows,), _I32),
         )
 
-    def first(self, num_prompts: int, num_samples: int, method: Method) -> Program:
-        """(view, hidden [Q D], source i32[n], key_data u32[n 2], temperature, top_p) -> Draw [n].
-
-        `source` is the prompt of each sample: the head runs once per prompt.
-        """
-        config = self._model.config
-
-        def run(
-            view: Params,
-            hidden: Array,
-            source: Array,
-            key_data: Array,
-            temperature: Array,
-            top_p: Array,
-        ) -> Draw:
-            logits = self._model.logits(view, hidden)[source]
-            index = jnp.zeros(num_samples, _I32)
-            return sampling_lib.draw(logits, key_data, index, temperature, top_p, method)
-
-        return self._get(
-            ("first", num_prompts, num_samples, method),
-            lambda: jax.jit(run, out_shardings=self._whole),
-            self._abstract_view,
-            self._same((num_prompts, config.hidden_size), self._model.compute_dtype),
-            self._rows((num_samples,), _I32),
-            self._rows((num_samples, 2), _U32),
-            self._same((), _F32),
-            self._same((), _F32),
-        )
-
     def empty(self, num_rows: int, cache_length: int) -> Program:
-        """() -> KVCache of zeros."""
-        model = self._model
+        """() -> a cache of zeros; nothing in it is read before it has been written."""
+        cache, shardings = self._cache(num_rows, cache_length)
+
+        def run() -> Cache:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), cache)
+
         return self._get(
-            ("empty", num_rows, cache_length),
-            lambda: jax.jit(
-                lambda: empty_cache(model.config, num_rows, cache_length, model.compute_dtype),
-                out_shardings=self._cache(num_rows, cache_length)[1],
-            ),
+            ("empty", num_rows, cache_length), lambda: jax.jit(run, out_shardings=shardings)
         )
 
     def insert(self, num_rows: int, cache_length: int, prompt_length: int) -> Program:
-        """(cache [Y B S K H], prompt [Y 1 P K H], slots i32[B], count i32) -> cache, in place.
+        """(cache, a prompt's cache of one row, slots i32[B], count i32) -> cache, in place.
 
         The prompt is written to the first `count` of `slots`.
         """
         cache, shardings = self._cache(num_rows, cache_length)
 
-        def run(cache: KVCache, prompt: KVCache, slots: Array, count: Array) -> KVCache:
-            def write(i: Array, cache: KVCache) -> KVCache:
-                at = (0, slots[i], 0, 0, 0)
+        def run(cache: Cache, prompt: Cache, slots: Array, count: Array) -> Cache:
+            def write(i: Array, cache: Cache) -> Cache:
                 return jax.tree.map(
-                    lambda rows, row: jax.lax.dynamic_update_slice(rows, row, at), cache, prompt
+                    lambda rows, row: jax.lax.dynamic_update_slice(
+                        rows,
+                        row,
+                        [slots[i] if axis == self._rows_axis else 0 for axis in range(rows.ndim)],
+                    ),
+                    cache,
+                    prompt,
                 )
 
             return jax.lax.fori_loop(0, count, write, cache)
@@ -195,17 +182,19 @@ class Programs:
             self._same((), _I32),
         )
 
-    def compact(self, num_rows: int, fewer_rows: int, cache_length: int) -> Program:
-        """(cache, old row of each new one i32[fewer_rows]) -> cache of `fewer_rows`."""
+    def shrink(self, before: CacheShape, after: CacheShape) -> Program:
+        """(cache, old row of each new one i32[after.rows]) -> cache of the smaller shape."""
 
-        def run(cache: KVCache, old: Array) -> KVCache:
-            return jax.tree.map(lambda rows: jnp.take(rows, old, axis=1), cache)
+        def run(cache: Cache, old: Array) -> Cache:
+            return jax.tree.map(
+                lambda rows: jnp.take(rows[:, :, : after.length], old, axis=self._rows_axis), cache
+            )
 
         return self._get(
-            ("compact", num_rows, fewer_rows, cache_length),
-            lambda: jax.jit(run, out_shardings=self._cache(fewer_rows, cache_length)[1]),
-            self._cache(num_rows, cache_length)[0],
-            self._same((fewer_rows,), _I32),
+            ("shrink", before, after),
+            lambda: jax.jit(run, out_shardings=self._cache(*after)[1]),
+            self._cache(*before)[0],
+            self._same((after.rows,), _I32),
         )
 
     def decode(self, shape: DecodeShape) -> Program:
@@ -214,17 +203,17 @@ class Programs:
         Results: (cache, number of steps run, Draw of [B chunk]). The loop ends early when every row
         has drawn a stop token or `limit` tokens. Unused entries of `stops` are -1.
         """
-        rows, chunk, pad_id = shape.rows, self._chunk, self._pad_id
+        rows, chunk, pad_id = shape.cache.rows, self._chunk, self._pad_id
 
         def run(
             view: Params,
-            cache: KVCache,
+            cache: Cache,
             state: DecodeState,
             temperature: Array,
             top_p: Array,
             limit: Array,
             stops: Array,
-        ) -> tuple[KVCache, Array, Draw]:
+        ) -> tuple[Cache, Array, Draw]:
             def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
                 i, state, cache, drawn = carry
                 hidden, cache = self._model.decode(view, state.token, state.position, cache)
@@ -259,13 +248,13 @@ class Programs:
                 jnp.zeros((chunk, rows), _F32),
                 jnp.zeros((chunk, rows), _F32),
             )
-            carry = (jnp.zeros((), _I32), state, self._model.unstack_cache(cache), start)
-            num_steps, _, unstacked, drawn = jax.lax.while_loop(is_running, step, carry)
-            return self._model.stack_cache(unstacked), num_steps, jax.tree.map(jnp.transpose, drawn)
+            carry = (jnp.zeros((), _I32), state, cache, start)
+            num_steps, _, cache, drawn = jax.lax.while_loop(is_running, step, carry)
+            return cache, num_steps, jax.tree.map(jnp.transpose, drawn)
 
-        cache, cache_sharding = self._cache(rows, shape.cache_length)
+        cache, cache_sharding = self._cache(*shape.cache)
         return self._get(
-            ("decode", rows, shape.cache_length, shape.method, shape.num_stops),
+            ("decode", shape),
             lambda: jax.jit(
                 run, donate_argnums=1, out_shardings=(cache_sharding, self._whole, self._whole)
             ),
@@ -295,17 +284,17 @@ class Programs:
         for rows in buckets.prefill:
             for prompt_length in buckets.prompts:
                 self.prefill(rows, prompt_length)
-            for samples in buckets.slots:
-                self.first(rows, samples, method)
-        for rows in buckets.slots:
-            for i, cache_length in enumerate(cache_lengths):
-                self.empty(rows, cache_length)
-                self.decode(DecodeShape(rows, cache_length, method, num_stops))
+        for r, rows in enumerate(buckets.slots):
+            for i, length in enumerate(cache_lengths):
+                shape = CacheShape(rows, length)
+                self.empty(*shape)
+                self.decode(DecodeShape(shape, method, num_stops))
                 for prompt_length in buckets.prompts[: i + 1]:
-                    self.insert(rows, cache_length, prompt_length)
-                for fewer in buckets.slots:
-                    if fewer < rows:
-                        self.compact(rows, fewer, cache_length)
+                    self.insert(*shape, prompt_length)
+                if r > 0:
+                    self.shrink(shape, CacheShape(buckets.slots[r - 1], length))
+                if i > 0:
+                    self.shrink(shape, CacheShape(rows, cache_lengths[i - 1]))
 
     def _get(self, key: tuple[Any, ...], build: Callable[[], Any], *args: Any) -> Program:
         if key not in self._compiled:
@@ -325,37 +314,36 @@ class Programs:
     def _rows(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype, sharding=batch_sharding(self._mesh))
 
-    def _cache(self, num_rows: int, cache_length: int) -> tuple[KVCache, KVCache]:
+    def _cache(self, num_rows: int, cache_length: int) -> tuple[Cache, Cache]:
         """Abstract cache and its shardings."""
-        config = self._model.config
-        shape = (
-            config.num_hidden_layers,
-            num_rows,
-            cache_length,
-            config.num_key_value_heads,
-            config.head_dim,
-        )
+        config, dtype = self._model.config, self._model.compute_dtype
+        num_layers, heads = config.num_hidden_layers, config.num_key_value_heads
+        sharding: Any
+        if self._is_fused:
+            shape: tuple[int, ...] = (num_rows, heads, cache_length, config.head_dim)
+            spec = partition_spec(LAYER_CACHE_AXES, shape, self._mesh.shape)
+            sharding = NamedSharding(self._mesh, spec)
+            leaf: Any = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            return (
+                [LayerCache(leaf, leaf)] * num_layers,
+                [LayerCache(sharding, sharding)] * num_layers,
+            )
+        shape = (num_layers, num_rows, cache_length, heads, config.head_dim)
         sharding = cache_sharding(config, self._mesh, num_rows)
-        leaf = jax.ShapeDtypeStruct(shape, self._model.compute_dtype, sharding=sharding)
-        return KVCache(leaf, leaf), KVCache(sharding, sharding)  # type: ignore[arg-type]
+        leaf = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+        return KVCache(leaf, leaf), KVCache(sharding, sharding)
+
+    def _shardings_of_view(self, abstract_view: Params) -> Params:
+        """Split over `tensor` only: weights split over `fsdp` would be gathered for every token."""
+        if self._is_fused:
+            return jax.tree.map(lambda _: self._whole, abstract_view)
+
+        def keep_tensor(sharding: NamedSharding) -> NamedSharding:
+            axes = (axis if axis == "tensor" else None for axis in sharding.spec)
+            return NamedSharding(self._mesh, P(*axes))
+
+        return jax.tree.map(keep_tensor, param_shardings(self._model, self._mesh))
 
 
-def _sampler_shardings(model: LanguageModel, mesh: Mesh) -> Params:
-    """Shardings of `decode_view`: split over `tensor` only.
-
-    Weights split over `fsdp` would be gathered again for every token.
-    """
-
-    def keep_tensor(sharding: NamedSharding) -> NamedSharding:
-        return NamedSharding(
-            mesh, P(*(axis if axis == "tensor" else None for axis in sharding.spec))
-        )
-
-    shardings = jax.tree.map(keep_tensor, param_shardings(model, mesh))
-    view = jax.eval_shape(model.decode_view, model.abstract_params())
-    if isinstance(view["layers"], list):
-        unstacked = jax.tree.map(
-            lambda sharding: NamedSharding(mesh, P(*sharding.spec[1:])), shardings["layers"]
-        )
-        shardings["layers"] = [unstacked] * len(view["layers"])
-    return shardings
+def _row(cache: Cache, index: int, axis: int) -> Cache:
+    return jax.tree.map(lambda rows: jax.lax.slice_in_dim(rows, index, index + 1, axis=axis), cache)

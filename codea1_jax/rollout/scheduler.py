@@ -1,18 +1,19 @@
-"""Turns groups into a plan of fixed shapes, and keeps the books of which sample sits in which slot.
+"""Plans a rollout in fixed shapes, and keeps the books of which sample sits in which slot.
 
-Host only, no JAX. Shapes come from three finite lists: prompt lengths, slots per program, prompts
-per prefill. Requests are grouped into waves that share a cache length; inside a wave a prompt is
-prefilled once and its samples take slots as they become free. The plan is a pure function of the
-requests; the tokens do not depend on it at all.
+Host only, no JAX. Shapes come from three finite lists: prompt lengths, rows of a decode program,
+rows of a prefill program. All requests of a call go through one queue: a prompt is prefilled once,
+its samples take slots as they become free, whatever the prompt's bucket. The order is a pure
+function of the requests; the tokens do not depend on it at all.
 
-Example: prompt_buckets (128, 256), 32 slots, groups of 4 with prompts of 100, 200 and 210 tokens:
-one wave of cache prompt length 256 and 16 slots, with a prefill of two prompts at 256 and one of
-one prompt at 128.
+Longest prompts go first. Their answers tend to be the longest, so the tail is short; and once the
+last long prompt is done, the cache moves to fewer slots a row. When nothing waits any more, the
+live rows move to fewer rows: a decode step's cost falls with both.
 """
 
 import collections
 import dataclasses
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Sequence
 
 from codea1_jax.rollout.types import GroupRequest
 
@@ -73,21 +74,6 @@ class PromptBlock:
     groups: tuple[int, ...]
 
 
-@dataclasses.dataclass(frozen=True)
-class Wave:
-    """Requests that share one cache.
-
-    Attributes:
-      prompt_bucket: the longest prompt the cache has room for.
-      num_slots: rows of the decode program at the start.
-      blocks: in the order in which they are prefilled.
-    """
-
-    prompt_bucket: int
-    num_slots: int
-    blocks: tuple[PromptBlock, ...]
-
-
 def check_requests(groups: Sequence[GroupRequest], buckets: Buckets, vocab_size: int) -> None:
     """Refuses what no program can serve, before anything is computed.
 
@@ -114,48 +100,23 @@ def check_requests(groups: Sequence[GroupRequest], buckets: Buckets, vocab_size:
             raise ValueError(f"{name} has a token outside the vocabulary of {vocab_size}")
 
 
-def plan_waves(groups: Sequence[GroupRequest], buckets: Buckets) -> list[Wave]:
-    """Longest prompts first, so that the tail of the work is the cheapest.
+def plan_blocks(groups: Sequence[GroupRequest], buckets: Buckets) -> list[PromptBlock]:
+    """Cuts the requests into prefills of one bucket each, longest prompts first.
 
-    A wave takes all requests of one prompt bucket, and those of the next smaller one as long as it
-    has fewer samples than slots: a half-empty program costs more than a cache that is too long.
+    Full prefills come first, then smaller ones; only the last of a bucket is padded.
     """
     order = sorted(range(len(groups)), key=lambda i: (-len(groups[i].prompt), i))
-    waves: list[Wave] = []
-    members: list[int] = []
-    num_samples = 0
-    for position, index in enumerate(order):
-        members.append(index)
-        num_samples += groups[index].num_samples
-        is_last = position + 1 == len(order)
-        is_bucket_end = is_last or buckets.prompt_bucket(
-            len(groups[order[position + 1]].prompt)
-        ) != buckets.prompt_bucket(len(groups[index].prompt))
-        if is_last or (is_bucket_end and num_samples >= buckets.slots[-1]):
-            waves.append(
-                Wave(
-                    buckets.prompt_bucket(len(groups[members[0]].prompt)),
-                    smallest_at_least(buckets.slots, num_samples),
-                    tuple(_blocks(groups, members, buckets)),
-                )
-            )
-            members, num_samples = [], 0
-    return waves
-
-
-def _blocks(
-    groups: Sequence[GroupRequest], members: Sequence[int], buckets: Buckets
-) -> Iterator[PromptBlock]:
-    """Cuts the members into prefills: full ones first, then smaller ones, padding only the last."""
-    start = 0
-    while start < len(members):
-        remaining = len(members) - start
-        fitting = [size for size in buckets.prefill if size <= remaining]
-        num_rows = fitting[-1] if fitting else buckets.prefill[0]
-        chosen = tuple(members[start : start + num_rows])
-        longest = len(groups[chosen[0]].prompt)
-        yield PromptBlock(buckets.prompt_bucket(longest), num_rows, chosen)
-        start += len(chosen)
+    blocks = []
+    for bucket, members in itertools.groupby(
+        order, lambda i: buckets.prompt_bucket(len(groups[i].prompt))
+    ):
+        remaining = list(members)
+        while remaining:
+            fitting = [size for size in buckets.prefill if size <= len(remaining)]
+            num_rows = fitting[-1] if fitting else buckets.prefill[0]
+            blocks.append(PromptBlock(bucket, num_rows, tuple(remaining[:num_rows])))
+            del remaining[:num_rows]
+    return blocks
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,14 +129,31 @@ class Admission:
     sample_index: int
 
 
-class SlotBook:
-    """Which sample occupies which slot of a wave, and what waits."""
+@dataclasses.dataclass(frozen=True)
+class Move:
+    """The cache becomes smaller: row i of the new one was row `old[i]`."""
 
-    def __init__(self, wave: Wave, groups: Sequence[GroupRequest]):
+    prompt_bucket: int
+    old: tuple[int, ...]
+
+
+class SlotBook:
+    """Which sample occupies which slot, and what waits.
+
+    Attributes:
+      slots: the occupant of each row of the decode program.
+      prompt_bucket: the longest prompt the cache has room for.
+    """
+
+    def __init__(self, groups: Sequence[GroupRequest], buckets: Buckets):
         self._groups = groups
-        self._blocks = collections.deque(wave.blocks)
+        self._buckets = buckets
+        self._blocks = collections.deque(plan_blocks(groups, buckets))
         self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
-        self.slots: list[Admission | None] = [None] * wave.num_slots
+        num_samples = sum(group.num_samples for group in groups)
+        self.slots: list[Admission | None]
+        self.slots = [None] * smallest_at_least(buckets.slots, num_samples)
+        self.prompt_bucket = self._needed_bucket()
 
     @property
     def live(self) -> list[Admission]:
@@ -185,11 +163,6 @@ class SlotBook:
     @property
     def has_work(self) -> bool:
         return bool(self._blocks or self._waiting or self.live)
-
-    @property
-    def is_draining(self) -> bool:
-        """Nothing waits: slots that become free stay free."""
-        return not self._blocks and not self._waiting
 
     @property
     def has_prefilled(self) -> bool:
@@ -221,18 +194,31 @@ class SlotBook:
     def release(self, slot: int) -> None:
         self.slots[slot] = None
 
-    def compact(self, sizes: Sequence[int]) -> list[int] | None:
-        """Moves the live samples to fewer slots once nothing waits.
+    def shrink(self) -> Move | None:
+        """One step to a smaller cache, if what is left fits in it; call until it gives None.
 
-        Returns:
-          The old slot of each new one, or None when no smaller size fits. Slots without a sample
-          repeat slot 0.
+        To the next smaller number of rows once nothing waits, or to the next shorter prompts. Rows
+        of the new cache without a sample repeat row 0.
         """
-        live = self.live
-        size = smallest_at_least(sizes, len(live))
-        if not self.is_draining or not live or size >= len(self.slots):
+        if not self.has_work:
             return None
-        old = [occupant.slot for occupant in live]
-        self.slots = [dataclasses.replace(occupant, slot=i) for i, occupant in enumerate(live)]
-        self.slots += [None] * (size - len(live))
-        return old + [0] * (size - len(old))
+        live, buckets = self.live, self._buckets
+        rows, lengths = buckets.slots.index(len(self.slots)), buckets.prompts
+        is_draining = not self._blocks and not self._waiting
+        if is_draining and rows > 0 and len(live) <= buckets.slots[rows - 1]:
+            size = buckets.slots[rows - 1]
+            old = [occupant.slot for occupant in live]
+            self.slots = [dataclasses.replace(occupant, slot=i) for i, occupant in enumerate(live)]
+            self.slots += [None] * (size - len(live))
+            return Move(self.prompt_bucket, tuple(old + [0] * (size - len(old))))
+        if self._needed_bucket() < self.prompt_bucket:
+            self.prompt_bucket = lengths[lengths.index(self.prompt_bucket) - 1]
+            return Move(self.prompt_bucket, tuple(range(len(self.slots))))
+        return None
+
+    def _needed_bucket(self) -> int:
+        left = [*self.live, *(Admission(-1, *waiting) for waiting in self._waiting)]
+        lengths = [len(self._groups[admission.group].prompt) for admission in left]
+        buckets = [block.prompt_bucket for block in self._blocks]
+        buckets += [self._buckets.prompt_bucket(length) for length in lengths]
+        return max(buckets, default=self._buckets.prompts[0])

@@ -214,17 +214,18 @@ class TestPaddingAndSegments:
 
 
 class TestCache:
-    @pytest.mark.parametrize("unrolls", [False, True], ids=["scanned", "unrolled"])
-    @pytest.mark.parametrize("uses_view", [False, True], ids=["params", "decode_view"])
-    def test_prefill_and_decode_equal_hidden(self, unrolls: bool, uses_view: bool):
+    @pytest.mark.parametrize("fused", [None, False, True], ids=["params", "stacked", "fused"])
+    def test_prefill_and_decode_equal_hidden(self, fused: bool | None):
         """Rows of different lengths, garbage in the padding, decoded side by side."""
-        model, params = LanguageModel(CONFIG, unroll_decode=unrolls), random_params()
+        model, params = LanguageModel(CONFIG), random_params()
         tokens, lengths = random_tokens((3, 14)), np.array([9, 4, 1], np.int32)
         full = hidden_of(model, params, tokens, *padded_inputs(np.array([14, 14, 14]), 14))
-        used = jax.jit(model.decode_view)(params) if uses_view else params
+        used = params
+        if fused is not None:
+            used = jax.jit(functools.partial(model.decode_view, fused=fused))(params)
         hidden, cache = prefill_of(model, used, tokens[:, :9], lengths, 16)
-        assert cache.k.shape == cache.v.shape == (3, 3, 16, 2, 8)
-        assert cache.num_slots == 16
+        shapes = {leaf.shape for leaf in jax.tree.leaves(cache)}
+        assert shapes == ({(3, 2, 16, 8)} if fused else {(3, 3, 16, 2, 8)})
         step = jax.jit(model.decode, donate_argnums=3)
         rows = np.arange(3)
         for i in range(6):
@@ -337,9 +338,9 @@ class TestSharded:
             lambda a, b: np.testing.assert_allclose(a, b, atol=2e-5, rtol=1e-4), got, expected
         )
 
-    @pytest.mark.parametrize(("sizes", "unrolls"), [((2, 2, 2), False), ((1, 2, 4), True)], ids=str)
-    def test_prefill_and_decode_equal_one_device(self, sizes: Any, unrolls: bool):
-        model, params = LanguageModel(CONFIG, unroll_decode=unrolls), random_params()
+    @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)], ids=str)
+    def test_prefill_and_decode_equal_one_device(self, sizes: Any):
+        model, params = LanguageModel(CONFIG), random_params()
         tokens = random_tokens((8, 6))
         lengths = jnp.asarray([6, 5, 4, 3, 2, 1, 6, 6], jnp.int32)
 

@@ -340,8 +340,9 @@ def test_samples_arrive_while_others_decode(engine, plain, params, groups):
     assert stats.num_samples == len(plain)
     assert stats.num_tokens == sum(len(sample.tokens) for sample in plain.values())
     assert stats.num_prefill_tokens == sum(len(group.prompt) for group in groups)
-    # Every token but the first of each sample comes from a decode step.
-    assert stats.num_live_row_steps == stats.num_tokens - stats.num_samples
+    assert stats.num_live_row_steps == stats.num_tokens
+    assert [rows for _, _, rows in stats.trace] == [8] * len(stats.trace)
+    assert stats.trace[0][1] == 8
     assert 0 < stats.occupancy <= 1
     assert stats.prefill_s > 0
     assert stats.decode_s > 0

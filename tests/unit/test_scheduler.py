@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from codea1_jax.rollout.scheduler import Buckets, SlotBook, check_requests, plan_waves
+from codea1_jax.rollout.scheduler import Buckets, SlotBook, check_requests, plan_blocks
 from codea1_jax.rollout.types import GroupRequest
 
 BUCKETS = Buckets.halved([32, 8, 16], rows=16, min_rows=4, prefill_rows=4, multiple=1)
@@ -36,35 +36,51 @@ def test_row_counts_halve_while_the_mesh_divides_them():
 @given(GROUPS)
 def test_plan_covers_every_group_once_with_known_shapes(groups):
     """A group that is planned twice or never breaks the batch."""
-    waves = plan_waves(groups, BUCKETS)
-    planned = [group for wave in waves for block in wave.blocks for group in block.groups]
+    blocks = plan_blocks(groups, BUCKETS)
+    planned = [group for block in blocks for group in block.groups]
     assert sorted(planned) == list(range(len(groups)))
-    for wave in waves:
-        assert wave.num_slots in BUCKETS.slots
-        assert wave.prompt_bucket in BUCKETS.prompts
-        for block in wave.blocks:
-            assert block.num_rows in BUCKETS.prefill
-            assert 0 < len(block.groups) <= block.num_rows
-            longest = max(len(groups[group].prompt) for group in block.groups)
-            assert longest <= block.prompt_bucket <= wave.prompt_bucket
-    assert waves == plan_waves(groups, BUCKETS)
+    for block in blocks:
+        assert block.num_rows in BUCKETS.prefill
+        assert 0 < len(block.groups) <= block.num_rows
+        for group in block.groups:
+            assert BUCKETS.prompt_bucket(len(groups[group].prompt)) == block.prompt_bucket
+    assert blocks == plan_blocks(groups, BUCKETS)
 
 
-def test_plan_of_a_small_call():
-    """Prompts of a small call share one program instead of running half-empty ones."""
-    groups = make_groups([(5, 4), (20, 4), (30, 4), (6, 2)])
-    (wave,) = plan_waves(groups, BUCKETS)
-    assert (wave.prompt_bucket, wave.num_slots) == (32, 16)
-    assert [(b.prompt_bucket, b.num_rows, b.groups) for b in wave.blocks] == [(32, 4, (2, 1, 3, 0))]
+def test_longest_prompts_go_first_in_full_prefills():
+    """A long prompt at the end makes every row pay for its cache, and the tail long."""
+    groups = make_groups([(5, 4), (20, 4), (30, 4), (6, 2), (18, 1), (17, 1), (31, 1), (7, 1)])
+    blocks = plan_blocks(groups, BUCKETS)
+    assert [(b.prompt_bucket, b.num_rows, b.groups) for b in blocks] == [
+        (32, 4, (6, 2, 1, 4)),
+        (32, 1, (5,)),
+        (8, 2, (7, 3)),
+        (8, 1, (0,)),
+    ]
 
 
-def test_full_buckets_get_their_own_cache_length():
-    """Short prompts must not pay for the longest one's cache when there are enough of them."""
-    groups = make_groups([(30, 16), (5, 8), (6, 8), (7, 2)])
-    long, short = plan_waves(groups, BUCKETS)
-    assert (long.prompt_bucket, long.num_slots) == (32, 16)
-    assert (short.prompt_bucket, short.num_slots) == (8, 16)
-    assert [block.groups for block in short.blocks] == [(3, 2), (1,)]
+def test_free_slots_are_filled_from_the_next_bucket():
+    """Buckets that run one after another leave slots empty at the end of each."""
+    groups = make_groups([(30, 10), (5, 10)])
+    book = SlotBook(groups, BUCKETS)
+    assert (len(book.slots), book.prompt_bucket) == (16, 32)
+    assert book.next_block().groups == (0,)
+    assert len(book.admit()) == 10
+    assert book.next_block().groups == (1,)
+    assert len(book.admit()) == 6
+    assert book.shrink() is None
+    for slot in range(10):
+        book.release(slot)
+    assert len(book.admit()) == 4
+    # All long prompts are done: the cache needs room for short ones only. Then 10 rows stay 16.
+    moves = [book.shrink(), book.shrink(), book.shrink()]
+    assert [move and move.prompt_bucket for move in moves] == [16, 8, None]
+    for slot in range(4, 16):
+        book.release(slot)
+    move = book.shrink()
+    assert move.old == (0, 1, 2, 3, 0, 0, 0, 0)
+    assert book.shrink().old == (0, 1, 2, 3)
+    assert [occupant.slot for occupant in book.live] == [0, 1, 2, 3]
 
 
 @settings(deadline=None)
@@ -72,38 +88,40 @@ def test_full_buckets_get_their_own_cache_length():
 def test_every_sample_gets_exactly_one_slot(groups, random):
     """Plays a whole rollout with random sample lengths."""
     seen = collections.Counter()
-    for wave in plan_waves(groups, BUCKETS):
-        book = SlotBook(wave, groups)
-        content = [None] * wave.num_slots  # what the device would hold in each slot
-        block = None
-        while book.has_work:
-            while True:
-                new = book.next_block()
-                block = new or block
-                admitted = book.admit()
-                if not admitted:
-                    break
-                for admission in admitted:
-                    assert block.groups[admission.source] == admission.group
-                    assert content[admission.slot] is None
-                    content[admission.slot] = (admission.group, admission.sample_index)
-                    seen[content[admission.slot]] += 1
-            assert book.live
-            # No slot stays free while something waits.
-            assert book.is_draining or len(book.live) == len(book.slots)
-            for admission in book.live:
-                expected = (admission.group, admission.sample_index)
-                assert content[admission.slot] == expected
-                if random.random() < 0.4:
-                    book.release(admission.slot)
-                    content[admission.slot] = None
-            old = book.compact(BUCKETS.slots)
-            if old is not None:
-                assert len(old) in BUCKETS.slots
-                assert len(old) < len(content)
-                content = [content[slot] for slot in old]
-                content[len(book.live) :] = [None] * (len(old) - len(book.live))
-                assert len(content) == len(book.slots)
+    book = SlotBook(groups, BUCKETS)
+    content = [None] * len(book.slots)  # what the device would hold in each slot
+    block = None
+    while book.has_work:
+        while True:
+            new = book.next_block()
+            block = new or block
+            admitted = book.admit()
+            if not admitted:
+                break
+            for admission in admitted:
+                assert block.groups[admission.source] == admission.group
+                assert block.prompt_bucket <= book.prompt_bucket
+                assert content[admission.slot] is None
+                content[admission.slot] = (admission.group, admission.sample_index)
+                seen[content[admission.slot]] += 1
+        assert book.live
+        # No slot stays free while something waits.
+        assert len(book.live) == len(book.slots) or book.next_block() is None
+        for admission in book.live:
+            expected = (admission.group, admission.sample_index)
+            assert content[admission.slot] == expected
+            assert len(groups[admission.group].prompt) <= book.prompt_bucket
+            if random.random() < 0.4:
+                book.release(admission.slot)
+                content[admission.slot] = None
+        while (move := book.shrink()) is not None:
+            assert len(move.old) in BUCKETS.slots
+            assert move.prompt_bucket in BUCKETS.prompts
+            content = [content[slot] for slot in move.old]
+            if len(content) > len(book.live):
+                occupied = {admission.slot for admission in book.live}
+                content = [c if i in occupied else None for i, c in enumerate(content)]
+            assert len(content) == len(book.slots)
     expected = {(g, s) for g, group in enumerate(groups) for s in range(group.num_samples)}
     assert set(seen) == expected
     assert set(seen.values()) <= {1}

@@ -1,18 +1,17 @@
-"""One wave of a rollout: a cache, the rows in it, and the host's side of their decoding."""
+"""One call of the engine: a cache, the rows in it, and the host's side of their decoding."""
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import numpy as np
 
-from codea1_jax.models.attention import KVCache
-from codea1_jax.rollout import scheduler
-from codea1_jax.rollout.programs import DecodeShape, DecodeState, Programs
+from codea1_jax.models.attention import Cache
+from codea1_jax.rollout.programs import CacheShape, DecodeShape, DecodeState, Programs
 from codea1_jax.rollout.sampling import Method, request_key
-from codea1_jax.rollout.scheduler import Admission, Buckets, PromptBlock, SlotBook, Wave
+from codea1_jax.rollout.scheduler import Admission, Buckets, PromptBlock, SlotBook
 from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
 from codea1_jax.typing import Params
 
@@ -29,6 +28,7 @@ class RolloutStats:
       num_prefill_tokens: of prompts, each counted once per group, without padding.
       num_live_row_steps, num_row_steps: rows with a sample against all rows, summed over decode
         steps; their ratio is the occupancy.
+      trace: (seconds of the engine's own work so far, rows with a sample, rows), one entry a loop.
     """
 
     num_samples: int = 0
@@ -40,6 +40,7 @@ class RolloutStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     compile_s: float = 0.0
+    trace: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
 
     @property
     def occupancy(self) -> float:
@@ -56,8 +57,12 @@ def padded_stops(sampling: SamplingParams) -> np.ndarray:
     return np.array(stops + [-1] * (size - len(stops)), np.int32)
 
 
-class WaveRun:
-    """One wave: a cache, the rows in it, and the tokens drawn so far."""
+class RolloutRun:
+    """A cache, the samples in its rows, and the tokens drawn so far.
+
+    Args:
+      cache_length: (prompt bucket, sampling) -> slots a row.
+    """
 
     def __init__(
         self,
@@ -65,16 +70,14 @@ class WaveRun:
         buckets: Buckets,
         view: Params,
         groups: tuple[GroupRequest, ...],
-        wave: Wave,
-        cache_length: int,
         sampling: SamplingParams,
         method: Method,
         policy_version: int,
         pad_id: int,
+        cache_length: Callable[[int, SamplingParams], int],
         stats: RolloutStats,
     ):
         self._programs = programs
-        self._buckets = buckets
         self._view = view
         self._groups = groups
         self._cache_length = cache_length
@@ -83,29 +86,32 @@ class WaveRun:
         self._policy_version = policy_version
         self._pad_id = pad_id
         self._stats = stats
-        self._book = SlotBook(wave, groups)
+        self._book = SlotBook(groups, buckets)
         self._temperature = np.float32(sampling.temperature or 1.0)
         self._top_p = np.float32(sampling.top_p)
         self._stops = padded_stops(sampling)
-        self._cache: KVCache = programs.empty(wave.num_slots, cache_length)()
-        self._state = self._empty_state(wave.num_slots)
-        self._drawn: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(wave.num_slots)]
+        self._cache: Cache | None = None
+        rows = len(self._book.slots)
+        self._state = self._empty_state(rows)
+        self._drawn: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(rows)]
         self._block: PromptBlock | None = None
-        self._hidden: jax.Array | None = None
-        self._prompts: tuple[KVCache, ...] = ()
+        self._prompts: tuple[Cache, ...] = ()
 
     def samples(self) -> Iterator[Sample]:
+        if self._book.has_work:
+            self._cache = self._programs.empty(*self._shape)()
         while self._book.has_work:
-            yield from self._fill()
-            if self._book.live:
-                yield from self._decode()
-                self._compact()
+            self._fill()
+            yield from self._decode()
+            self._shrink()
 
-    def _fill(self) -> Iterator[Sample]:
-        """Gives free slots to waiting samples, prefilling blocks as needed.
+    @property
+    def _shape(self) -> CacheShape:
+        length = self._cache_length(self._book.prompt_bucket, self._sampling)
+        return CacheShape(len(self._book.slots), length)
 
-        A sample can finish with its first token; its slot is then filled again.
-        """
+    def _fill(self) -> None:
+        """Gives free slots to waiting samples, prefilling blocks as needed."""
         while True:
             block = self._book.next_block()
             if block is not None:
@@ -113,9 +119,9 @@ class WaveRun:
             admitted = self._book.admit()
             if not admitted:
                 return
-            yield from self._start(admitted)
+            self._start(admitted)
             if not self._book.has_prefilled:
-                self._prompts, self._hidden = (), None  # their slots hold copies
+                self._prompts = ()  # their slots hold copies
 
     def _prefill(self, block: PromptBlock) -> None:
         program = self._programs.prefill(block.num_rows, block.prompt_bucket)
@@ -127,53 +133,40 @@ class WaveRun:
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
         self._block = block
-        self._hidden, self._prompts = program(self._view, tokens, lengths)
-        jax.block_until_ready(self._hidden)
+        self._prompts = jax.block_until_ready(program(self._view, tokens, lengths))
         self._stats.prefill_s += time.perf_counter() - start
         self._stats.num_prefill_tokens += int(lengths[: len(block.groups)].sum())
 
-    def _start(self, admitted: list[Admission]) -> Iterator[Sample]:
-        """Copies prompts to the slots of the admitted samples and draws their first tokens."""
+    def _start(self, admitted: list[Admission]) -> None:
+        """Copies prompts to the slots of the admitted samples.
+
+        Their first token is drawn by the decode loop, which is given the prompt's last token.
+        """
         assert self._block is not None
-        size = scheduler.smallest_at_least(self._buckets.slots, len(admitted))
-        first = self._programs.first(self._block.num_rows, size, self._method)
         rows = len(self._book.slots)
-        insert = self._programs.insert(rows, self._cache_length, self._block.prompt_bucket)
+        insert = self._programs.insert(*self._shape, self._block.prompt_bucket)
         start = time.perf_counter()
-        sources = np.zeros(size, np.int32)
-        key_data = np.zeros((size, 2), np.uint32)
         slots_of: dict[int, list[int]] = {}
-        for i, admission in enumerate(admitted):
-            group = self._groups[admission.group]
-            sources[i] = admission.source
-            key_data[i] = request_key(
+        for admission in admitted:
+            slot, group = admission.slot, self._groups[admission.group]
+            slots_of.setdefault(admission.source, []).append(slot)
+            self._state.token[slot] = group.prompt[-1]
+            self._state.position[slot] = len(group.prompt) - 1
+            self._state.index[slot] = 0
+            self._state.key_data[slot] = request_key(
                 self._policy_version, group.seed, group.request_id, admission.sample_index
             )
-            slots_of.setdefault(admission.source, []).append(admission.slot)
-        draw = first(self._view, self._hidden, sources, key_data, self._temperature, self._top_p)
+            self._state.is_done[slot] = False
+            self._drawn[slot] = []
         for source, slots in slots_of.items():
             padded = np.array(slots + [0] * (rows - len(slots)), np.int32)
             self._cache = insert(self._cache, self._prompts[source], padded, np.int32(len(slots)))
-        token, logp, kept_mass = jax.device_get((draw.token, draw.logp, draw.kept_mass))
         self._stats.prefill_s += time.perf_counter() - start
-        for i, admission in enumerate(admitted):
-            slot = admission.slot
-            self._state.token[slot] = token[i]
-            self._state.index[slot] = 0
-            self._state.key_data[slot] = key_data[i]
-            self._state.is_done[slot] = False
-            self._drawn[slot] = []
-            column = slice(i, i + 1)
-            sample = self._collect(admission, token[column], logp[column], kept_mass[column])
-            if sample is not None:
-                yield sample
 
     def _decode(self) -> Iterator[Sample]:
         """One loop on the device; yields the samples that finished in it."""
-        rows = len(self._book.slots)
-        program = self._programs.decode(
-            DecodeShape(rows, self._cache_length, self._method, len(self._stops))
-        )
+        rows, live = len(self._book.slots), self._book.live
+        program = self._programs.decode(DecodeShape(self._shape, self._method, len(self._stops)))
         start = time.perf_counter()
         limit = np.int32(self._sampling.max_new_tokens)
         self._cache, num_steps, draw = program(
@@ -184,7 +177,9 @@ class WaveRun:
         )
         self._stats.decode_s += time.perf_counter() - start
         self._stats.num_row_steps += int(steps) * rows
-        for admission in self._book.live:
+        own_s = self._stats.prefill_s + self._stats.decode_s
+        self._stats.trace.append((own_s, len(live), rows))
+        for admission in live:
             slot = admission.slot
             before = int(self._state.index[slot])
             sample = self._collect(
@@ -234,20 +229,21 @@ class WaveRun:
             policy_version=self._policy_version,
         )
 
-    def _compact(self) -> None:
-        """Moves the live rows to a smaller program if one holds them all and nothing waits."""
-        before = len(self._book.slots)
-        old = self._book.compact(self._buckets.slots)
-        if old is None:
-            return
-        program = self._programs.compact(before, len(old), self._cache_length)
-        start = time.perf_counter()
-        self._cache = program(self._cache, np.array(old, np.int32))
-        state = dataclasses.asdict(self._state)
-        self._state = DecodeState(**{name: column[old] for name, column in state.items()})
-        self._state.is_done[len(self._book.live) :] = True
-        self._drawn = [self._drawn[slot] for slot in old]
-        self._stats.decode_s += time.perf_counter() - start
+    def _shrink(self) -> None:
+        """Moves what is left to a smaller program, if one holds it."""
+        before = self._shape
+        while (move := self._book.shrink()) is not None:
+            program = self._programs.shrink(before, self._shape)
+            start = time.perf_counter()
+            old = np.array(move.old, np.int32)
+            self._cache = program(self._cache, old)
+            state = dataclasses.asdict(self._state)
+            self._state = DecodeState(**{name: column[old] for name, column in state.items()})
+            for slot, occupant in enumerate(self._book.slots):
+                self._state.is_done[slot] = occupant is None
+            self._drawn = [self._drawn[slot] for slot in old]
+            self._stats.decode_s += time.perf_counter() - start
+            before = self._shape
 
     def _empty_state(self, rows: int) -> DecodeState:
         column: dict[str, Any] = {
