@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from codea1_jax.typing import Bool, Float
+from codea1_jax.typing import Bool, Float, Int
 
 Singleton = Literal["zero", "raw"]
 
@@ -65,6 +65,20 @@ def group_advantages(
         raw = values / (1.0 + eps) if normalize_std else values
         advantages = np.where(count == 1, raw, advantages)
     return advantages
+
+
+def overlong_penalty(
+    lengths: Int[np.ndarray, "Q G"], max_tokens: int, buffer: int
+) -> Float[np.ndarray, "Q G"]:
+    """What is added to the rewards of long responses (DAPO, arXiv 2503.14476, eq. 13).
+
+    0 up to max_tokens - buffer, from there linearly down to -1 at max_tokens.
+
+    Args:
+      lengths: response lengths in tokens.
+      buffer: above 0.
+    """
+    return np.clip((max_tokens - buffer - np.asarray(lengths, np.float64)) / buffer, -1.0, 0.0)
 
 
 def group_statistics(

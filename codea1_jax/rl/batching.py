@@ -17,12 +17,14 @@ class TrainSample:
 
     Attributes:
       is_trained: False keeps the row (shapes stay put) but no token of it counts.
+      sampler_logp: log-probs of `tokens` when they were drawn; None where that is not known.
     """
 
     prompt: Sequence[int]
     tokens: Sequence[int] | np.ndarray
     advantage: float = 0.0
     is_trained: bool = True
+    sampler_logp: Sequence[float] | np.ndarray | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,6 +36,8 @@ class TrainBatch:
       response_mask: 1 on the response's tokens (its stop token included) that count in the loss.
       old_logp: log-probs under the parameters before the step's first update.
       ref_logp: log-probs under the frozen reference.
+      sampler_logp: log-probs when the tokens were drawn; zero where that is not known.
+      weights: what a token's advantage is multiplied with (rl/importance.py); ones unless set.
     """
 
     tokens: Int32[np.ndarray, "B L"]
@@ -42,6 +46,8 @@ class TrainBatch:
     advantages: Float32[np.ndarray, "B"]
     old_logp: Float32[np.ndarray, "B L"]
     ref_logp: Float32[np.ndarray, "B L"]
+    sampler_logp: Float32[np.ndarray, "B L"]
+    weights: Float32[np.ndarray, "B L"]
 
     @property
     def num_rows(self) -> int:
@@ -111,14 +117,26 @@ def build_batch(
     shape = (len(samples), pick_bucket(int(lengths.max()), length_buckets))
     tokens = np.full(shape, pad_id, np.int32)
     mask = np.zeros(shape, np.float32)
+    sampler_logp = np.zeros(shape, np.float32)
     for row, sample in enumerate(samples):
         start = len(sample.prompt)
         tokens[row, :start] = np.asarray(sample.prompt, np.int32)
         tokens[row, start : lengths[row]] = np.asarray(sample.tokens, np.int32)
         mask[row, start : lengths[row]] = float(sample.is_trained)
+        if sample.sampler_logp is not None:
+            sampler_logp[row, start : lengths[row]] = sample.sampler_logp
     advantages = np.array([s.advantage for s in samples], np.float32)
     zeros = np.zeros(shape, np.float32)
-    return TrainBatch(tokens, lengths, mask, advantages, old_logp=zeros, ref_logp=zeros)
+    return TrainBatch(
+        tokens,
+        lengths,
+        mask,
+        advantages,
+        old_logp=zeros,
+        ref_logp=zeros,
+        sampler_logp=sampler_logp,
+        weights=np.ones(shape, np.float32),
+    )
 
 
 def mini_batches(batch: TrainBatch, num: int, *, seed: int | None = None) -> list[TrainBatch]:

@@ -1,8 +1,9 @@
 """The learner: log-probs of given tokens, and one optimizer step per mini-batch.
 
 Gradients of micro-batches are added up as sums over tokens and divided once by the mini-batch's
-token count, so a step does not depend on how samples were packed, padded, ordered or sharded. The
-host walks over the micro-batches; each runs one jitted program whose shapes come from a short list.
+count (of tokens or sequences), so a step does not depend on how samples were packed, padded,
+ordered or sharded. The host walks over the micro-batches; each runs one jitted program whose shapes
+come from a short list.
 """
 
 import dataclasses
@@ -20,7 +21,7 @@ from codea1_jax.models import sharding
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl import optim
 from codea1_jax.rl.batching import TrainBatch, default_length_buckets
-from codea1_jax.rl.losses import LossConfig, LossFn, LossOutput, grpo_loss, sft_loss
+from codea1_jax.rl.losses import LossConfig, LossFn, LossOutput, policy_loss, sft_loss
 from codea1_jax.rl.optim import OptimizerConfig
 from codea1_jax.rl.packing import PackedRows, micro_batches
 from codea1_jax.rl.token_logp import response_logp
@@ -101,8 +102,8 @@ class Learner:
         self._init = jax.jit(self._init_state, out_shardings=self._state_shardings)
         self._logprobs = jax.jit(self._row_logprobs)
         gradients = partial(jax.jit, out_shardings=(self._param_shardings, None))
-        self._grpo_gradients = gradients(
-            partial(self._row_gradients, partial(grpo_loss, config=loss))
+        self._policy_gradients = gradients(
+            partial(self._row_gradients, partial(policy_loss, config=loss))
         )
         self._sft_gradients = gradients(partial(self._row_gradients, sft_loss))
         self._add = jax.jit(
@@ -172,7 +173,7 @@ class Learner:
             raise ValueError(f"temperature={temperature}; log-probs need one above 0")
         zeros = np.zeros(tokens.shape, np.float32)
         batch = TrainBatch(
-            tokens, lengths, response_mask, np.zeros(len(tokens), np.float32), zeros, zeros
+            tokens, lengths, response_mask, np.zeros(len(tokens), np.float32), *(zeros,) * 4
         )
         logp, entropy = np.zeros_like(zeros), np.zeros_like(zeros)
         for micro in self.micro_batches(batch):
@@ -214,7 +215,7 @@ class Learner:
     def update(
         self, state: TrainState, batch: TrainBatch, training_step: int
     ) -> tuple[TrainState, dict[str, float]]:
-        """One GRPO step on a mini-batch with its advantages, `old_logp` and `ref_logp`.
+        """One step on a mini-batch with its advantages, `old_logp` and `ref_logp`.
 
         `state` is donated: do not use it again. A step whose gradient is not finite, or that
         counts no token, leaves parameters and moments alone and is counted.
@@ -226,7 +227,7 @@ class Learner:
           (state, metrics). Metrics are token means over the mini-batch, before the step.
         """
         return self._update(
-            self._grpo_gradients, state, batch, training_step, self.loss.temperature
+            self._policy_gradients, state, batch, training_step, self.loss.temperature
         )
 
     def sft_update(
@@ -236,11 +237,14 @@ class Learner:
         return self._update(self._sft_gradients, state, batch, training_step, 1.0)
 
     def gradients(self, params: Params, batch: TrainBatch) -> tuple[Params, dict[str, float]]:
-        """GRPO's gradient summed over the mini-batch's tokens, and the metrics.
+        """The objective's gradient sum over the mini-batch, undivided, and the metrics.
 
         None stands for the zero gradient of a mini-batch without counted tokens.
         """
-        return self._accumulate(self._grpo_gradients, params, batch, self.loss.temperature)
+        grads, _, metrics = self._accumulate(
+            self._policy_gradients, params, batch, self.loss.temperature
+        )
+        return grads, metrics
 
     def _update(
         self,
@@ -251,21 +255,23 @@ class Learner:
         temperature: float,
     ) -> tuple[TrainState, dict[str, float]]:
         lr = self.optimizer.peak_lr * optim.lr_multiplier(self.optimizer, training_step)
-        grads, metrics = self._accumulate(program, state.params, batch, temperature)
+        grads, count, metrics = self._accumulate(program, state.params, batch, temperature)
         metrics["lr"] = lr
         if grads is None:
             state = dataclasses.replace(state, num_skipped=state.num_skipped + 1)
             return state, metrics | {"grad_norm": 0.0, "is_skipped": 1.0}
-        num_tokens = np.float32(metrics["num_tokens"])
         with jax.set_mesh(self.mesh):
-            state, (grad_norm, is_taken) = self._apply(state, grads, num_tokens, np.float32(lr))
+            state, (grad_norm, is_taken) = self._apply(
+                state, grads, np.float32(count), np.float32(lr)
+            )
         metrics["grad_norm"] = float(grad_norm)
         metrics["is_skipped"] = 1.0 - float(is_taken)
         return state, metrics
 
     def _accumulate(
         self, program: Any, params: Params, batch: TrainBatch, temperature: float
-    ) -> tuple[Params | None, dict[str, float]]:
+    ) -> tuple[Params | None, float, dict[str, float]]:
+        """(gradient sum, what to divide it by, metrics) of a mini-batch."""
         grads = None
         outputs = []
         for micro in self.micro_batches(batch):
@@ -273,7 +279,9 @@ class Learner:
                 part, output = program(params, self._to_device(micro), np.float32(temperature))
                 grads = part if grads is None else self._add(grads, part)
             outputs.append(output)
-        return grads, _combine(jax.device_get(outputs), batch)
+        outputs = jax.device_get(outputs)
+        count = sum(float(output.divisor) for output in outputs)
+        return grads, count, _combine(outputs, count, batch)
 
     def _row_gradients(
         self, loss_fn: LossFn, params: Params, rows: dict[str, Array], temperature: Array
@@ -288,10 +296,10 @@ class Learner:
         return jax.grad(loss_sum, has_aux=True)(params)
 
     def _apply_gradients(
-        self, state: TrainState, grads: Params, num_tokens: Array, lr: Array
+        self, state: TrainState, grads: Params, count: Array, lr: Array
     ) -> tuple[TrainState, tuple[Array, Array]]:
         params, opt_state, grad_norm, is_taken = optim.clipped_step(
-            self.optimizer, state.params, state.opt_state, grads, num_tokens, lr
+            self.optimizer, state.params, state.opt_state, grads, count, lr
         )
         taken = is_taken.astype(jnp.int32)
         state = TrainState(
@@ -317,7 +325,7 @@ class Learner:
         return jax.device_put(micro.arrays(), sharding.batch_sharding(self.mesh))
 
 
-def _combine(outputs: list[LossOutput], batch: TrainBatch) -> dict[str, float]:
+def _combine(outputs: list[LossOutput], count: float, batch: TrainBatch) -> dict[str, float]:
     """Adds up micro-batches' sums and divides once."""
     num_tokens = batch.num_response_tokens
     metrics = {
@@ -327,6 +335,7 @@ def _combine(outputs: list[LossOutput], batch: TrainBatch) -> dict[str, float]:
     }
     if not outputs:
         return metrics | {"loss": 0.0}
+    metrics["loss"] = sum(float(output.loss_sum) for output in outputs) / count
     for name in outputs[0].sums:
         metrics[name] = sum(float(output.sums[name]) for output in outputs) / num_tokens
     for name in outputs[0].maxima:

@@ -90,27 +90,27 @@ def clipped_step(
     params: Params,
     moments: optax.ScaleByAdamState,
     grad_sums: Params,
-    num_tokens: Array,
+    count: Array,
     lr: Array,
 ) -> tuple[Params, optax.ScaleByAdamState, Array, Array]:
     """One AdamW step; nothing moves if the gradient's norm is not finite.
 
     Args:
       params, grad_sums: float32 trees of the same structure.
-      num_tokens: float32 scalar; the gradient is grad_sums / num_tokens.
+      count: float32 scalar; the gradient is grad_sums / count.
       lr: float32 scalar.
 
     Returns:
       (params, moments, gradient norm before clipping, whether the step was taken).
     """
-    grad_norm = optax.tree.norm(grad_sums) / num_tokens
+    grad_norm = optax.tree.norm(grad_sums) / count
     is_taken = jnp.isfinite(grad_norm)
-    scale = 1.0 / num_tokens
+    scale = 1.0 / count
     if config.max_grad_norm:
         # torch.nn.utils.clip_grad_norm_'s form, epsilon included.
         scale = scale * jnp.minimum(1.0, config.max_grad_norm / (grad_norm + 1e-6))
-    count = moments.count + is_taken.astype(jnp.int32)
-    step = jnp.maximum(count, 1).astype(jnp.float32)
+    num_steps = moments.count + is_taken.astype(jnp.int32)
+    step = jnp.maximum(num_steps, 1).astype(jnp.float32)
     mu_correction = 1.0 - jnp.float32(config.b1) ** step
     nu_correction = 1.0 - jnp.float32(config.b2) ** step
 
@@ -134,4 +134,4 @@ def clipped_step(
         (jax.tree.map(next_mu, moments.mu, grad_sums), jax.tree.map(next_nu, moments.nu, grad_sums))
     )
     params = jax.tree.map(next_param, params, mu, nu)
-    return params, optax.ScaleByAdamState(count, mu, nu), grad_norm, is_taken
+    return params, optax.ScaleByAdamState(num_steps, mu, nu), grad_norm, is_taken

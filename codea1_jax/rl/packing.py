@@ -36,6 +36,9 @@ class PackedRows:
       segment_ids: 0 for padding, else the item.
       branch_ids: 0 for prompts, else the response within the item.
       hidden_index: the position in the row whose hidden state predicts the counted token.
+      sample_ids: which sample of the row the counted token belongs to, from 1; 0 beyond. A sample
+        lies in one row, so sums over its columns are sums over the whole sample.
+      advantages: the sample's advantage times the token's weight.
       source: flat index of the counted token in the batch's [B L] arrays; -1 beyond. Host only.
     """
 
@@ -46,6 +49,7 @@ class PackedRows:
 
     hidden_index: Int32[np.ndarray, "R L"]
     targets: Int32[np.ndarray, "R L"]
+    sample_ids: Int32[np.ndarray, "R L"]
     response_mask: Float32[np.ndarray, "R L"]
     advantages: Float32[np.ndarray, "R L"]
     old_logp: Float32[np.ndarray, "R L"]
@@ -150,17 +154,16 @@ def _pack(items: list[_Item], length_buckets: Sequence[int]) -> list[tuple[int, 
 
 def _lay_out(batch: TrainBatch, rows: list[list[_Item]], num_rows: int, length: int) -> PackedRows:
     shape = (num_rows, length)
-    ints = {
-        name: np.zeros(shape, np.int32)
-        for name in ("tokens", "positions", "segment_ids", "branch_ids", "hidden_index", "targets")
-    }
+    of_row = ("tokens", "positions", "segment_ids", "branch_ids")
+    of_column = ("hidden_index", "targets", "sample_ids")
+    ints = {name: np.zeros(shape, np.int32) for name in of_row + of_column}
     floats = {
         name: np.zeros(shape, np.float32)
         for name in ("response_mask", "advantages", "old_logp", "ref_logp")
     }
     source = np.full(shape, -1, np.int64)
     for r, items in enumerate(rows):
-        at = num_counted = 0
+        at = num_counted = num_samples = 0
         for segment, item in enumerate(items, start=1):
             prompt_start, prompt_length = at, item.prompt_length
             for branch, sample in enumerate(item.samples, start=1):
@@ -176,14 +179,17 @@ def _lay_out(batch: TrainBatch, rows: list[list[_Item]], num_rows: int, length: 
                 counted = np.flatnonzero(batch.response_mask[sample, :end] > 0)
                 columns = slice(num_counted, num_counted + len(counted))
                 num_counted += len(counted)
+                num_samples += 1
                 # Token t of the sample lies at response_start + t - prompt_length; the token
                 # before the first one is the prompt's last, which all branches share.
                 before = response_start + counted - prompt_length - 1
                 before[counted == prompt_length] = prompt_start + prompt_length - 1
                 ints["hidden_index"][r, columns] = before
                 ints["targets"][r, columns] = batch.tokens[sample, counted]
+                ints["sample_ids"][r, columns] = num_samples
                 floats["response_mask"][r, columns] = batch.response_mask[sample, counted]
-                floats["advantages"][r, columns] = batch.advantages[sample]
+                weights = batch.weights[sample, counted]
+                floats["advantages"][r, columns] = batch.advantages[sample] * weights
                 floats["old_logp"][r, columns] = batch.old_logp[sample, counted]
                 floats["ref_logp"][r, columns] = batch.ref_logp[sample, counted]
                 source[r, columns] = sample * batch.tokens.shape[1] + counted

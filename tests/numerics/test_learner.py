@@ -289,9 +289,9 @@ def test_state_does_not_consume_the_reference(learner: Learner, params: Any, bat
 
 def test_programs_are_few(learner: Learner):
     """Everything above ran through one compiled program each: no shape leaks into the cache."""
-    if not learner._grpo_gradients._cache_size():
+    if not learner._policy_gradients._cache_size():
         pytest.skip("meaningful only after the other tests of this module")
-    assert learner._grpo_gradients._cache_size() == 1
+    assert learner._policy_gradients._cache_size() == 1
     assert learner._logprobs._cache_size() == 1
     assert learner._apply._cache_size() == 1
 
@@ -301,7 +301,7 @@ def test_no_full_logits(learner: Learner, params: Any, batch: TrainBatch):
     (rows,) = learner.micro_batches(batch)
     assert rows.tokens.shape == (4, 24)
     with jax.set_mesh(learner.mesh):
-        text = learner._grpo_gradients.lower(params, rows.arrays(), np.float32(1.0)).as_text()
+        text = learner._policy_gradients.lower(params, rows.arrays(), np.float32(1.0)).as_text()
     assert "4x8x48xf32" in text  # tokens_per_chunk=32 over 4 rows
     assert "4x24x48x" not in text
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from codea1_jax.rl.kl import kl_estimate
-from codea1_jax.rl.losses import LossConfig, grpo_loss, sft_loss
+from codea1_jax.rl.losses import LossConfig, policy_loss, sft_loss
 from codea1_jax.rl.token_logp import response_logp
 
 B, L, V, D = 6, 11, 13, 5
@@ -124,7 +124,7 @@ def test_grpo_and_gradients_match_numpy(config: LossConfig):
             jnp.float32(config.temperature),
             chunk_length=4,
         )
-        output = grpo_loss(logp, entropy, rows, config)
+        output = policy_loss(logp, entropy, rows, config)
         return output.loss_sum, output
 
     (_, output), grads = jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))(
@@ -164,7 +164,7 @@ def test_identity_head_gives_gradient_in_the_logits():
             jnp.float32(1.0),
             chunk_length=3,
         )
-        return grpo_loss(logp, entropy, rows, config).loss_sum
+        return policy_loss(logp, entropy, rows, config).loss_sum
 
     _, expected, _ = numpy_grpo(logits.astype(np.float64), tokens, rows, config)
     got = jax.jit(jax.grad(loss))(logits)
@@ -201,7 +201,7 @@ def test_on_policy_step_has_ratio_one():
     _, _, rows = random_case(6)
     mask = rows["response_mask"]
     rows["old_logp"] = rows["old_logp"] * mask
-    output = grpo_loss(rows["old_logp"], mask, rows, LossConfig(kl_coefficient=0.0))
+    output = policy_loss(rows["old_logp"], mask, rows, LossConfig(kl_coefficient=0.0))
     np.testing.assert_allclose(output.loss_sum, -(mask * rows["advantages"]).sum(), rtol=1e-6)
     np.testing.assert_allclose(output.sums["ratio_mean"], mask.sum(), rtol=1e-6)
     assert output.sums["policy_kl"] == 0
@@ -219,7 +219,7 @@ def test_extreme_differences_stay_finite():
     for sign in (1.0, -1.0):
         rows["advantages"] = np.full((1, 4), sign, np.float32)
         value, gradient = jax.value_and_grad(
-            lambda x: grpo_loss(x, jnp.zeros_like(x), rows, LossConfig()).loss_sum
+            lambda x: policy_loss(x, jnp.zeros_like(x), rows, LossConfig()).loss_sum
         )(logp)
         assert np.isfinite(value)
         assert np.isfinite(gradient).all()
@@ -244,7 +244,7 @@ def test_sft_is_cross_entropy():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"clip_low": 1.0}, "clip_low"),
+        ({"clip_low": 1.5}, "clip_low"),
         ({"clip_high": -0.1}, "clip_high"),
         ({"dual_clip": 0.5}, "dual_clip"),
         ({"kl_coefficient": -1.0}, "kl_coefficient"),

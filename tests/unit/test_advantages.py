@@ -3,7 +3,12 @@
 import numpy as np
 import pytest
 
-from codea1_jax.rl.advantages import effective_mask, group_advantages, group_statistics
+from codea1_jax.rl.advantages import (
+    effective_mask,
+    group_advantages,
+    group_statistics,
+    overlong_penalty,
+)
 
 
 def test_conformance_vector():
@@ -56,6 +61,13 @@ def test_singletons_and_empty_groups():
 def test_without_normalisation():
     got = group_advantages(np.array([[1.0, 0.0, 0.5]]), normalize_std=False)
     np.testing.assert_allclose(got, [[0.5, -0.5, 0.0]], rtol=1e-12)
+
+
+def test_overlong_penalty_is_the_papers():
+    """DAPO's numbers: 16384 expected tokens, 4096 of buffer on top."""
+    lengths = np.array([[10, 16384, 17408, 18432, 20480, 20481]])
+    got = overlong_penalty(lengths, 20480, 4096)
+    np.testing.assert_allclose(got, [[0.0, 0.0, -0.25, -0.5, -1.0, -1.0]])
 
 
 def test_bad_arguments_are_refused():

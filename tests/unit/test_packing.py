@@ -23,7 +23,7 @@ def make_batch(sizes: list[tuple[int, int, int]], seed: int = 0) -> TrainBatch:
     ]
     batch = build_batch(samples, length_buckets=BUCKETS)
     noise = lambda: rng.normal(size=batch.tokens.shape).astype(np.float32)  # noqa: E731
-    return batch.replace(old_logp=noise(), ref_logp=noise())
+    return batch.replace(old_logp=noise(), ref_logp=noise(), weights=noise())
 
 
 GROUPS = [(0, 5, 3), (0, 5, 9), (0, 5, 1), (1, 3, 4), (2, 2, 0), (1, 3, 2), (3, 9, 7), (0, 5, 2)]
@@ -50,12 +50,20 @@ def test_every_counted_token_once_and_with_its_own_past(share_prefix: bool):
             sample, token = divmod(int(part.source[r, c]), width)
             seen.append((sample, token))
             assert part.targets[r, c] == batch.tokens[sample, token]
-            assert part.advantages[r, c] == batch.advantages[sample]
+            weighted = batch.advantages[sample] * batch.weights[sample, token]
+            assert part.advantages[r, c] == weighted
             for name in LISTED:
                 assert getattr(part, name)[r, c] == getattr(batch, name)[sample, token]
             before = int(part.hidden_index[r, c])
             assert part.positions[r, before] == token - 1
             assert visible(part, r, before) == batch.tokens[sample, :token].tolist()
+            # A sample's columns, and no others, share its number.
+            same = part.sample_ids[r] == part.sample_ids[r, c]
+            assert set(part.source[r, same] // width) == {sample}
+            assert same.sum() == batch.response_mask[sample].sum()
+        np.testing.assert_array_equal(part.sample_ids > 0, part.response_mask > 0)
+        num_samples = [len(set(row[row >= 0] // width)) for row in part.source]
+        assert part.sample_ids.max(axis=1).tolist() == num_samples
         assert (part.source >= 0).sum() == part.response_mask.sum()
         # Counted tokens come first, so that the loop over columns can stop early.
         assert np.all(np.diff(part.response_mask, axis=1) <= 0)
