@@ -19,7 +19,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one subcommand; errors a user can mend are one line on stderr and exit code 2."""
     parser = argparse.ArgumentParser(prog="codea1", description=__doc__.split("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
-    _add_run(commands.add_parser("train", help="adversarial training of coder and tester"))
+    train = commands.add_parser("train", help="adversarial training of coder and tester")
+    train.add_argument(
+        "--distributed", action="store_true", help="this is one of several processes of a run"
+    )
+    _add_run(train)
     _add_run(commands.add_parser("sft", help="supervised fine-tuning"))
     _add_eval(commands.add_parser("eval", help="HumanEval+ and MBPP+ of a model or of samples"))
     _add_export(commands.add_parser("export", help="a role of a run as a Hugging Face directory"))
@@ -105,8 +109,10 @@ def _build(root: type, options: argparse.Namespace, flags: Sequence[str]):
 
 
 def _train(options: argparse.Namespace, flags: Sequence[str]) -> int:
-    from codea1_jax import config, gin_io, train
+    from codea1_jax import config, distributed, gin_io, train
 
+    if options.distributed:
+        distributed.initialize()
     run = _build(config.TrainConfig, options, flags)
     train.check(run)
     if options.dry_run:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from codea1_jax import distributed
 from codea1_jax.coevo.prompts import Message
 from codea1_jax.config import EvalConfig
 from codea1_jax.data.evalplus import EvalProblem
@@ -52,7 +53,11 @@ class Holdout:
         """
         samples = self._sample(coder, step, seed, progress)
         with progress.phase("evaluation: judging", total=len(samples)):
-            result = self._judge(samples, client, lambda done, total: progress.advance())
+            # The leading process judges, in its sandbox; all must see the same figures.
+            result: dict[str, Any] = {}
+            if distributed.is_leader():
+                result = self._judge(samples, client, lambda done, total: progress.advance())
+            result = distributed.exchange(result)[0]
         values = {"eval/coder/unknown": float(result["num_unknown"])}
         count = self.config.num_samples
         parts = result["avg_at_k"]

@@ -4,6 +4,8 @@ import signal
 import types
 from typing import Any
 
+from codea1_jax import distributed
+
 
 class Interrupted(Exception):
     """Raised at a safe point after a stop was asked for."""
@@ -32,7 +34,7 @@ class InterruptGuard:
             signal.signal(number, handler)
 
     def check(self) -> None:
-        if self._is_asked:
+        if distributed.any_process(self._is_asked):
             raise Interrupted
 
     def _ask(self, number: int, frame: types.FrameType | None) -> None:

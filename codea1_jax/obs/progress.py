@@ -5,6 +5,7 @@ every half minute, so that a log file shows that a long step is alive.
 """
 
 import contextlib
+import io
 import sys
 import time
 from collections.abc import Iterator
@@ -27,13 +28,16 @@ def duration(seconds: float) -> str:
 class Progress:
     """Phase timer and progress display of a run.
 
+    Args:
+      is_silent: measure, but print nothing.
+
     Attributes:
       phase_s: seconds spent in each phase since `start_step`.
     """
 
-    def __init__(self, num_steps: int, stream: TextIO | None = None):
+    def __init__(self, num_steps: int, stream: TextIO | None = None, is_silent: bool = False):
         self._num_steps = num_steps
-        self._stream = stream or sys.stdout
+        self._stream = io.StringIO() if is_silent else stream or sys.stdout
         self._is_terminal = self._stream.isatty()
         self._label, self._total, self._done = "", 0, 0
         self._phase_start = self._last_draw = time.monotonic()

@@ -17,6 +17,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from codea1_jax import distributed
 from codea1_jax.models import sharding
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl import optim
@@ -100,8 +101,9 @@ class Learner:
         self._state_shardings = self._make_state_shardings()
 
         self._init = jax.jit(self._init_state, out_shardings=self._state_shardings)
-        self._logprobs = jax.jit(self._row_logprobs)
-        gradients = partial(jax.jit, out_shardings=(self._param_shardings, None))
+        # What the host reads is replicated, so that every process of a run can read it.
+        self._logprobs = jax.jit(self._row_logprobs, out_shardings=self._replicated)
+        gradients = partial(jax.jit, out_shardings=(self._param_shardings, self._replicated))
         self._policy_gradients = gradients(
             partial(self._row_gradients, partial(policy_loss, config=loss))
         )
@@ -114,7 +116,7 @@ class Learner:
         self._apply = jax.jit(
             self._apply_gradients,
             donate_argnums=0,
-            out_shardings=(self._state_shardings, None),
+            out_shardings=(self._state_shardings, self._replicated),
         )
 
     # State
@@ -322,7 +324,7 @@ class Learner:
         )
 
     def _to_device(self, micro: PackedRows) -> dict[str, Array]:
-        return jax.device_put(micro.arrays(), sharding.batch_sharding(self.mesh))
+        return distributed.put(micro.arrays(), sharding.batch_sharding(self.mesh))
 
 
 def _combine(outputs: list[LossOutput], count: float, batch: TrainBatch) -> dict[str, float]:
