@@ -25,7 +25,7 @@ from codea1_jax.coevo.judging import Judge, JudgeRequest
 from codea1_jax.coevo.mistake_book import MistakeBook
 from codea1_jax.coevo.oracle import Oracle
 from codea1_jax.coevo.prompts import Message, coder_messages, configured_tester_prompt
-from codea1_jax.coevo.rewards import problem_rewards
+from codea1_jax.coevo.rewards import ProblemRewards, problem_rewards
 from codea1_jax.coevo.selection import questions_with_variance, top_variance_groups
 from codea1_jax.coevo.summary import step_summary
 from codea1_jax.coevo.testcase import StoredTest
@@ -38,7 +38,7 @@ from codea1_jax.errors import UserError
 from codea1_jax.gin_io import ConfigurationError, resolve_path
 from codea1_jax.holdout import Holdout, load_holdout
 from codea1_jax.interrupt import Interrupted, InterruptGuard
-from codea1_jax.learning import learn
+from codea1_jax.learning import Lesson, MismatchTooLarge, prepare, update
 from codea1_jax.mesh import make_mesh
 from codea1_jax.obs.metrics import MetricsWriter
 from codea1_jax.obs.plots import write_report
@@ -109,12 +109,12 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
         for step in range(start + 1, config.num_steps + 1):
             try:
                 values = train_step(run, step)
-            except (Interrupted, TooManyUnknown) as stop:
+            except (Interrupted, TooManyUnknown, MismatchTooLarge) as stop:
                 save(run, manager, step - 1, config_text)
                 progress.say(f"saved after step {step - 1}; the same command goes on from there")
-                if isinstance(stop, TooManyUnknown):
-                    raise
-                return EXIT_INTERRUPTED
+                if isinstance(stop, Interrupted):
+                    return EXIT_INTERRUPTED
+                raise
             if run.holdout.is_due(step, config.num_steps):
                 values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
             writer.write(step, values | _phase_times(progress))
@@ -131,7 +131,8 @@ def train_step(run: Run, step: int) -> dict[str, float]:
     Raises:
       Interrupted: a stop was asked for.
       TooManyUnknown: the sandbox gave too few verdicts.
-      In both cases nothing of this step has changed the run's state.
+      MismatchTooLarge: sampler and learner disagree too much.
+      In all cases nothing of this step has changed the run's state.
     """
     config, evolution, progress = run.config, run.config.coevolution, run.progress
     progress.start_step(step)
@@ -159,34 +160,17 @@ def train_step(run: Run, step: int) -> dict[str, float]:
     rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
     values = step_summary(verdicts, rewards) | prompt_values
     check_unknown(run, step, values["verdicts/unknown_share"])
-    run.guard.check()  # the last point at which this step has changed nothing
-
-    coder_rewards = np.stack([reward.coder for reward in rewards])  # [Q, M]
-    coder_mask = np.stack([reward.coder_mask for reward in rewards])
-    if evolution.filter_zero_variance:
-        coder_mask &= questions_with_variance(coder_rewards, coder_mask)[:, None]
     selected = [
         top_variance_groups(reward.tester, reward.tester_mask, evolution.groups_kept)
         for reward in rewards
     ]
-    kept = [(q, m) for q, groups in enumerate(selected) for m in groups]
-    if run.coder.config.is_trained:
-        with progress.phase("coder update"):
-            learned = learn(
-                run.coder, solutions, coder_rewards, coder_mask, step, config.num_minibatches
-            )
-            values |= {f"coder/{name}": value for name, value in learned.items()}
-    if run.tester.config.is_trained and kept:
-        with progress.phase("tester update"):
-            learned = learn(
-                run.tester,
-                [suites[q][m] for q, m in kept],
-                np.stack([rewards[q].tester[m] for q, m in kept]),  # [groups, N]
-                np.stack([rewards[q].tester_mask[m] for q, m in kept]),
-                step,
-                config.num_minibatches,
-            )
-            values |= {f"tester/{name}": value for name, value in learned.items()}
+    lessons = prepare_lessons(run, solutions, suites, rewards, selected)
+    run.guard.check()  # the last point at which this step has changed nothing
+
+    for name, lesson in lessons.items():
+        with progress.phase(f"{name} update"):
+            learned = update(lesson, step, config.num_minibatches)
+            values |= {f"{lesson.role.name}/{key}": value for key, value in learned.items()}
 
     if evolution.use_book:
         for verdict in verdicts:
@@ -196,6 +180,39 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         run.run_dir, step, problems, responses, suite_responses, verdicts, rewards, selected
     )
     return values | book_values(run) | speed_values(run, solutions, suites, started)
+
+
+def prepare_lessons(
+    run: Run,
+    solutions: list[list[Sample]],
+    suites: list[list[list[Sample]]],
+    rewards: list[ProblemRewards],
+    selected: list[np.ndarray],
+) -> dict[str, Lesson]:
+    """What each trained role will learn from; all of it before any role changes.
+
+    Raises:
+      MismatchTooLarge: sampler and learner disagree too much.
+    """
+    coder_rewards = np.stack([reward.coder for reward in rewards])  # [Q, M]
+    coder_mask = np.stack([reward.coder_mask for reward in rewards])
+    is_varied = None
+    if run.config.coevolution.filter_zero_variance:
+        is_varied = questions_with_variance(coder_rewards, coder_mask)
+    kept = [(q, m) for q, groups in enumerate(selected) for m in groups]
+    lessons = {}
+    if run.coder.config.is_trained:
+        with run.progress.phase("coder update"):
+            lessons["coder"] = prepare(run.coder, solutions, coder_rewards, coder_mask, is_varied)
+    if run.tester.config.is_trained and kept:
+        with run.progress.phase("tester update"):
+            lessons["tester"] = prepare(
+                run.tester,
+                [suites[q][m] for q, m in kept],
+                np.stack([rewards[q].tester[m] for q, m in kept]),  # [groups, N]
+                np.stack([rewards[q].tester_mask[m] for q, m in kept]),
+            )
+    return lessons
 
 
 def sample_solutions(run: Run, step: int, problems: list[Problem]) -> list[list[Sample]]:
