@@ -59,7 +59,8 @@ def prepare(
     metrics = {}
     if loss.overlong_buffer:
         lengths = np.array([[len(sample.tokens) for sample in group] for group in groups])
-        penalty = overlong_penalty(lengths, loss.max_response_tokens, loss.overlong_buffer)
+        buffer = loss.overlong_buffer * loss.max_response_tokens
+        penalty = overlong_penalty(lengths, loss.max_response_tokens, buffer)
         rewards = rewards + penalty
         metrics["overlong_share"] = float(np.mean(penalty < 0.0))
     advantages = group_advantages(rewards, mask, normalize_std=loss.normalize_std)

@@ -68,7 +68,7 @@ def group_advantages(
 
 
 def overlong_penalty(
-    lengths: Int[np.ndarray, "Q G"], max_tokens: int, buffer: int
+    lengths: Int[np.ndarray, "Q G"], max_tokens: int, buffer: float
 ) -> Float[np.ndarray, "Q G"]:
     """What is added to the rewards of long responses (DAPO, arXiv 2503.14476, eq. 13).
 
@@ -76,7 +76,7 @@ def overlong_penalty(
 
     Args:
       lengths: response lengths in tokens.
-      buffer: above 0.
+      buffer: tokens, above 0.
     """
     return np.clip((max_tokens - buffer - np.asarray(lengths, np.float64)) / buffer, -1.0, 0.0)
 

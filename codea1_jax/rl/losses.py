@@ -42,8 +42,8 @@ class LossConfig:
       temperature: divides the logits, in the update and in the log-probs it is compared with. It is
         the rollout's temperature.
       max_response_tokens: the rollout's limit, for "constant" and for the overlong penalty.
-      overlong_buffer: the last so many tokens up to max_response_tokens cost up to 1 reward
-        (DAPO, eq. 13; rl/advantages.py); 0: no penalty.
+      overlong_buffer: this share of max_response_tokens, the last part, costs up to 1 reward
+        (DAPO, eq. 13, has a fifth; rl/advantages.py); 0: no penalty.
       importance: correction of the gap between sampler and learner (rl/importance.py).
       importance_cap: weights above it are cut to it ("token", "sequence") or to 0 ("icepop").
       importance_floor: "icepop" cuts weights below it to 0.
@@ -61,7 +61,7 @@ class LossConfig:
     entropy_coefficient: float = 0.0
     temperature: float = 1.0
     max_response_tokens: int = 0
-    overlong_buffer: int = 0
+    overlong_buffer: float = 0.0
     importance: Importance = "none"
     importance_cap: float = 2.0
     importance_floor: float = 0.5
@@ -92,11 +92,7 @@ class LossConfig:
                 self.temperature > 0.0,
                 "it must be above 0 (greedy samples have no policy gradient)",
             ),
-            (
-                "overlong_buffer",
-                0 <= self.overlong_buffer <= self.max_response_tokens or self.overlong_buffer == 0,
-                f"it must be in [0, max_response_tokens={self.max_response_tokens}]",
-            ),
+            ("overlong_buffer", 0.0 <= self.overlong_buffer <= 1.0, "it must be in [0, 1]"),
             ("importance", self.importance in importances, one_of(importances)),
             ("importance_cap", self.importance_cap >= 1.0, "it must be at least 1"),
             ("importance_floor", 0.0 <= self.importance_floor <= 1.0, "it must be in [0, 1]"),
@@ -105,10 +101,11 @@ class LossConfig:
         for name, is_right, rule in rules:
             if not is_right:
                 raise ValueError(f"LossConfig.{name}={getattr(self, name)!r}; {rule}")
-        if self.loss_normalization == "constant" and self.max_response_tokens < 1:
+        is_limit_needed = self.loss_normalization == "constant" or self.overlong_buffer > 0.0
+        if is_limit_needed and self.max_response_tokens < 1:
             raise ValueError(
-                f"LossConfig.max_response_tokens={self.max_response_tokens}; the constant "
-                "normalization divides by it, set it to SamplingParams.max_new_tokens"
+                f"LossConfig.max_response_tokens={self.max_response_tokens}; normalization "
+                "'constant' and overlong_buffer need it, set it to SamplingParams.max_new_tokens"
             )
 
     @property

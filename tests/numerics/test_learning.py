@@ -137,7 +137,7 @@ def test_objectives_choose_their_advantages(learner: Learner):
     groups = make_groups([[4, 8]])
     role = make_role(learner, objective="dr_grpo", max_response_tokens=8)
     np.testing.assert_allclose(prepare(role, groups, rewards, mask).batch.advantages, [0.25, -0.25])
-    role = make_role(learner, objective="dr_grpo", max_response_tokens=10, overlong_buffer=4)
+    role = make_role(learner, objective="dr_grpo", max_response_tokens=10, overlong_buffer=0.4)
     lesson = prepare(role, groups, rewards, mask)  # 8 tokens cost half of the buffer
     np.testing.assert_allclose(lesson.batch.advantages, [0.5, -0.5])
     assert lesson.metrics["overlong_share"] == 0.5
