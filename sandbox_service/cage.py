@@ -102,6 +102,10 @@ class Cage:
         with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if memory runs out, the host should lose a run and nothing else
         for name, value in limits.items():
+            if name == "NPROC" and not (self.has_own_uid or self._has_user_namespace):
+                # Counted over all processes of the user who runs the service: its own threads
+                # would use it up and the slot could not fork. The filter allows threads only.
+                continue
             try:
                 _limit(getattr(resource, f"RLIMIT_{name}"), value)
             except (OSError, ValueError) as error:

@@ -132,6 +132,8 @@ PROBES = {
         "    for name in names:\n"
         "        which = getattr(resource, 'RLIMIT_' + name)\n"
         "        hard = resource.getrlimit(which)[1]\n"
+        "        if name == 'NPROC' and hard < 0:\n"
+        "            continue\n"
         "        try:\n"
         "            resource.setrlimit(which, (hard + 1, hard + 1))\n"
         "        except (ValueError, OSError):\n"
