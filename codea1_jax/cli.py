@@ -6,7 +6,9 @@ codea1 eval   --suite=humaneval_plus --samples=FILE.jsonl --output=OUT.json
 codea1 export --run_dir=runs/smoke --role=coder --output=DIR
 codea1 report runs/smoke [OTHER_RUN]
 codea1 compare runs/a runs/b runs/c --output=DIR
+codea1 rollout --checkpoint=DIR --prompts=FILE.jsonl --output=OUT.jsonl --group=8
 codea1 bench  learner --checkpoint=DIR --sequences=8 --length=256
+codea1 bench  sampler --checkpoint=DIR --prompts=FILE.jsonl --group=4 --max_new_tokens=64
 """
 
 import argparse
@@ -29,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_export(commands.add_parser("export", help="a role of a run as a Hugging Face directory"))
     _add_report(commands.add_parser("report", help="one or two runs as one static HTML file"))
     _add_compare(commands.add_parser("compare", help="a table and a plot of runs, over seeds"))
+    _add_rollout(commands.add_parser("rollout", help="samples of a checkpoint for given prompts"))
     _add_bench(commands.add_parser("bench", help="speed of a part; ends with one JSON line"))
     options, unknown = parser.parse_known_args(arguments)
     if unknown and options.command not in ("train", "sft"):
@@ -40,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "export": _export,
         "report": _report,
         "compare": _compare,
+        "rollout": _rollout,
         "bench": _bench,
     }[options.command]
     from codea1_jax.errors import UserError
@@ -86,17 +90,34 @@ def _add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", type=pathlib.Path, help="folder for compare.md, .csv and .png")
 
 
+def _add_rollout(parser: argparse.ArgumentParser) -> None:
+    from codea1_jax.rollout import arguments
+
+    arguments.add_rollout(parser)
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     from codea1_jax.bench import arguments
 
     parts = parser.add_subparsers(dest="part", required=True)
     arguments.add_learner(parts.add_parser("learner", help="optimizer steps on random tokens"))
+    arguments.add_sampler(parts.add_parser("sampler", help="rollout engine on given prompts"))
 
 
 def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
-    from codea1_jax.bench import learner
+    if options.part == "learner":
+        from codea1_jax.bench import learner
 
-    return {"learner": learner.run}[options.part](options)
+        return learner.run(options)
+    from codea1_jax.bench import sampler
+
+    return sampler.run(options)
+
+
+def _rollout(options: argparse.Namespace, _: Sequence[str]) -> int:
+    from codea1_jax.rollout import command
+
+    return command.run(options)
 
 
 def _build(root: type, options: argparse.Namespace, flags: Sequence[str]):

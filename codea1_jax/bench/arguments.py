@@ -1,6 +1,9 @@
 """Options of `codea1 bench`, apart from what runs them: `codea1 --help` should not import jax."""
 
 import argparse
+import pathlib
+
+from codea1_jax.rollout import arguments as rollout_arguments
 
 
 def add_learner(parser: argparse.ArgumentParser) -> None:
@@ -17,3 +20,13 @@ def add_learner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens_per_chunk", type=int, default=1024)
     parser.add_argument("--micro_batch_tokens", type=int, help="default: all in one micro-batch")
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
+
+
+def add_sampler(parser: argparse.ArgumentParser) -> None:
+    rollout_arguments.add_model(parser)
+    parser.add_argument(
+        "--natural_eos",
+        action="store_true",
+        help="samples end at the model's stop tokens; default: all have MAX_NEW_TOKENS tokens",
+    )
+    parser.add_argument("--plot", type=pathlib.Path, help="occupancy over time, as PNG")

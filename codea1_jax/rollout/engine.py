@@ -110,7 +110,7 @@ class RolloutEngine:
     def warm_up(self, sampling: SamplingParams) -> None:
         """Compiles every program that `generate` can need with this method and length limit."""
         method = Method.from_params(sampling, self._model.config.vocab_size)
-        lengths = [self._cache_length(bucket, sampling) for bucket in self._buckets.prompts]
+        lengths = self._cache_lengths(sampling)
         self._programs.warm_up(self._buckets, lengths, method, len(padded_stops(sampling)))
 
     def release(self) -> None:
@@ -136,8 +136,12 @@ class RolloutEngine:
           ValueError: at once, if a request or parameter is out of range.
           FloatingPointError: while iterating, if the model's logits are not finite.
         """
-        config = self._model.config
         groups = tuple(groups)
+        return self._run(params, groups, sampling, self.check(groups, sampling), policy_version)
+
+    def check(self, groups: Sequence[GroupRequest], sampling: SamplingParams) -> Method:
+        """Raises ValueError, naming the request or parameter, if `generate` could not serve it."""
+        config = self._model.config
         method = Method.from_params(sampling, config.vocab_size)
         scheduler.check_requests(groups, self._buckets, config.vocab_size)
         longest = max((len(group.prompt) for group in groups), default=0)
@@ -148,7 +152,7 @@ class RolloutEngine:
                 f"model's {config.max_position_embeddings} positions; lower max_new_tokens or "
                 "prompt_buckets"
             )
-        return self._run(params, groups, sampling, method, policy_version)
+        return method
 
     def _run(
         self,
@@ -160,21 +164,22 @@ class RolloutEngine:
     ) -> Iterator[Sample]:
         stats = self.stats = RolloutStats()
         compiled_before = self._programs.compile_s
-        view = self._prepare(params, policy_version, stats)
+        view = self.view(params, policy_version)
         run = RolloutRun(
             self._programs, self._buckets, view, groups, sampling, method, policy_version,
-            self._pad_id, self._cache_length, stats,
+            self._pad_id, self._cache_lengths(sampling), stats,
         )  # fmt: skip
         for sample in run.samples():
             stats.compile_s = self._programs.compile_s - compiled_before
             yield sample
         stats.compile_s = self._programs.compile_s - compiled_before
 
-    def _cache_length(self, prompt_bucket: int, sampling: SamplingParams) -> int:
+    def _cache_lengths(self, sampling: SamplingParams) -> list[int]:
         chunk = self._config.decode_chunk
-        return prompt_bucket + -(-sampling.max_new_tokens // chunk) * chunk
+        response = -(-sampling.max_new_tokens // chunk) * chunk
+        return [bucket + response for bucket in self._buckets.prompts]
 
-    def _prepare(self, params: Params, policy_version: int, stats: RolloutStats) -> Params:
+    def view(self, params: Params, policy_version: int) -> Params:
         """The weights as the programs want them, made anew unless these very arrays were seen.
 
         Arrays are immutable, so the same objects hold the same values. A version that comes with
@@ -194,6 +199,6 @@ class RolloutEngine:
         start = time.perf_counter()
         self._view = jax.block_until_ready(self._programs.view(params))
         elapsed_s = time.perf_counter() - start
-        stats.weights_s += elapsed_s - (self._programs.compile_s - compiled_before)
+        self.stats.weights_s += elapsed_s - (self._programs.compile_s - compiled_before)
         self._view_source = (policy_version, [weakref.ref(leaf) for leaf in leaves])
         return self._view

@@ -37,7 +37,7 @@ from codea1_jax.models.sharding import (
 )
 from codea1_jax.rollout import sampling as sampling_lib
 from codea1_jax.rollout.sampling import Draw, Method
-from codea1_jax.rollout.scheduler import Buckets
+from codea1_jax.rollout.scheduler import Buckets, is_worth_moving
 from codea1_jax.typing import Array, Params
 
 Program = Callable[..., Any]
@@ -293,8 +293,9 @@ class Programs:
                     self.insert(*shape, prompt_length)
                 if r > 0:
                     self.shrink(shape, CacheShape(buckets.slots[r - 1], length))
-                if i > 0:
-                    self.shrink(shape, CacheShape(rows, cache_lengths[i - 1]))
+                for shorter in cache_lengths[:i]:
+                    if is_worth_moving(length, shorter):
+                        self.shrink(shape, CacheShape(rows, shorter))
 
     def _get(self, key: tuple[Any, ...], build: Callable[[], Any], *args: Any) -> Program:
         if key not in self._compiled:

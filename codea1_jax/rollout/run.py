@@ -2,8 +2,8 @@
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -19,6 +19,20 @@ from codea1_jax.typing import Params
 _STOPS_MULTIPLE = 8
 
 
+class Loop(NamedTuple):
+    """One decode loop on the device.
+
+    Attributes:
+      end_s: seconds of the engine's own work (prefill and decoding) until its end.
+      live: rows with a sample at its start.
+      rows: rows of the program.
+    """
+
+    end_s: float
+    live: int
+    rows: int
+
+
 @dataclasses.dataclass
 class RolloutStats:
     """What one `generate` did. Times are seconds, without compilation and the caller's own time.
@@ -28,7 +42,6 @@ class RolloutStats:
       num_prefill_tokens: of prompts, each counted once per group, without padding.
       num_live_row_steps, num_row_steps: rows with a sample against all rows, summed over decode
         steps; their ratio is the occupancy.
-      trace: (seconds of the engine's own work so far, rows with a sample, rows), one entry a loop.
     """
 
     num_samples: int = 0
@@ -40,7 +53,7 @@ class RolloutStats:
     prefill_s: float = 0.0
     decode_s: float = 0.0
     compile_s: float = 0.0
-    trace: list[tuple[float, int, int]] = dataclasses.field(default_factory=list)
+    loops: list[Loop] = dataclasses.field(default_factory=list)
 
     @property
     def occupancy(self) -> float:
@@ -61,7 +74,7 @@ class RolloutRun:
     """A cache, the samples in its rows, and the tokens drawn so far.
 
     Args:
-      cache_length: (prompt bucket, sampling) -> slots a row.
+      cache_lengths: the cache length that each prompt bucket needs.
     """
 
     def __init__(
@@ -74,19 +87,18 @@ class RolloutRun:
         method: Method,
         policy_version: int,
         pad_id: int,
-        cache_length: Callable[[int, SamplingParams], int],
+        cache_lengths: Sequence[int],
         stats: RolloutStats,
     ):
         self._programs = programs
         self._view = view
         self._groups = groups
-        self._cache_length = cache_length
         self._sampling = sampling
         self._method = method
         self._policy_version = policy_version
         self._pad_id = pad_id
         self._stats = stats
-        self._book = SlotBook(groups, buckets)
+        self._book = SlotBook(groups, buckets, cache_lengths)
         self._temperature = np.float32(sampling.temperature or 1.0)
         self._top_p = np.float32(sampling.top_p)
         self._stops = padded_stops(sampling)
@@ -107,8 +119,7 @@ class RolloutRun:
 
     @property
     def _shape(self) -> CacheShape:
-        length = self._cache_length(self._book.prompt_bucket, self._sampling)
-        return CacheShape(len(self._book.slots), length)
+        return CacheShape(len(self._book.slots), self._book.cache_length)
 
     def _fill(self) -> None:
         """Gives free slots to waiting samples, prefilling blocks as needed."""
@@ -178,7 +189,7 @@ class RolloutRun:
         self._stats.decode_s += time.perf_counter() - start
         self._stats.num_row_steps += int(steps) * rows
         own_s = self._stats.prefill_s + self._stats.decode_s
-        self._stats.trace.append((own_s, len(live), rows))
+        self._stats.loops.append(Loop(own_s, len(live), rows))
         for admission in live:
             slot = admission.slot
             before = int(self._state.index[slot])

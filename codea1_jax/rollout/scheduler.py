@@ -133,8 +133,13 @@ class Admission:
 class Move:
     """The cache becomes smaller: row i of the new one was row `old[i]`."""
 
-    prompt_bucket: int
+    cache_length: int
     old: tuple[int, ...]
+
+
+def is_worth_moving(length: int, shorter: int) -> bool:
+    """A program for every little difference in length costs more to compile than it saves."""
+    return 4 * shorter <= 3 * length
 
 
 class SlotBook:
@@ -142,18 +147,24 @@ class SlotBook:
 
     Attributes:
       slots: the occupant of each row of the decode program.
-      prompt_bucket: the longest prompt the cache has room for.
+      cache_length: slots of the cache in each row.
+
+    Args:
+      cache_lengths: the length that each prompt bucket needs.
     """
 
-    def __init__(self, groups: Sequence[GroupRequest], buckets: Buckets):
+    def __init__(
+        self, groups: Sequence[GroupRequest], buckets: Buckets, cache_lengths: Sequence[int]
+    ):
         self._groups = groups
         self._buckets = buckets
+        self._length_of = dict(zip(buckets.prompts, cache_lengths, strict=True))
         self._blocks = collections.deque(plan_blocks(groups, buckets))
         self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
         num_samples = sum(group.num_samples for group in groups)
         self.slots: list[Admission | None]
         self.slots = [None] * smallest_at_least(buckets.slots, num_samples)
-        self.prompt_bucket = self._needed_bucket()
+        self.cache_length = self._needed_length()
 
     @property
     def live(self) -> list[Admission]:
@@ -197,28 +208,29 @@ class SlotBook:
     def shrink(self) -> Move | None:
         """One step to a smaller cache, if what is left fits in it; call until it gives None.
 
-        To the next smaller number of rows once nothing waits, or to the next shorter prompts. Rows
-        of the new cache without a sample repeat row 0.
+        To the next smaller number of rows once nothing waits, or to a much shorter length. Rows of
+        the new cache without a sample repeat row 0.
         """
         if not self.has_work:
             return None
         live, buckets = self.live, self._buckets
-        rows, lengths = buckets.slots.index(len(self.slots)), buckets.prompts
+        rows = buckets.slots.index(len(self.slots))
         is_draining = not self._blocks and not self._waiting
         if is_draining and rows > 0 and len(live) <= buckets.slots[rows - 1]:
             size = buckets.slots[rows - 1]
             old = [occupant.slot for occupant in live]
             self.slots = [dataclasses.replace(occupant, slot=i) for i, occupant in enumerate(live)]
             self.slots += [None] * (size - len(live))
-            return Move(self.prompt_bucket, tuple(old + [0] * (size - len(old))))
-        if self._needed_bucket() < self.prompt_bucket:
-            self.prompt_bucket = lengths[lengths.index(self.prompt_bucket) - 1]
-            return Move(self.prompt_bucket, tuple(range(len(self.slots))))
+            return Move(self.cache_length, tuple(old + [0] * (size - len(old))))
+        needed = self._needed_length()
+        if is_worth_moving(self.cache_length, needed):
+            self.cache_length = needed
+            return Move(needed, tuple(range(len(self.slots))))
         return None
 
-    def _needed_bucket(self) -> int:
+    def _needed_length(self) -> int:
         left = [*self.live, *(Admission(-1, *waiting) for waiting in self._waiting)]
         lengths = [len(self._groups[admission.group].prompt) for admission in left]
         buckets = [block.prompt_bucket for block in self._blocks]
         buckets += [self._buckets.prompt_bucket(length) for length in lengths]
-        return max(buckets, default=self._buckets.prompts[0])
+        return self._length_of[max(buckets, default=self._buckets.prompts[0])]

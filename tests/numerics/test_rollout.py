@@ -341,8 +341,9 @@ def test_samples_arrive_while_others_decode(engine, plain, params, groups):
     assert stats.num_tokens == sum(len(sample.tokens) for sample in plain.values())
     assert stats.num_prefill_tokens == sum(len(group.prompt) for group in groups)
     assert stats.num_live_row_steps == stats.num_tokens
-    assert [rows for _, _, rows in stats.trace] == [8] * len(stats.trace)
-    assert stats.trace[0][1] == 8
+    assert {loop.rows for loop in stats.loops} == {8}
+    assert stats.loops[0].live == 8
+    assert stats.loops[-1].end_s == stats.prefill_s + stats.decode_s
     assert 0 < stats.occupancy <= 1
     assert stats.prefill_s > 0
     assert stats.decode_s > 0

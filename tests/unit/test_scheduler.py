@@ -20,6 +20,8 @@ def make_groups(sizes):
     return [request(f"r{i}", length, samples) for i, (length, samples) in enumerate(sizes)]
 
 
+LENGTHS = (16, 24, 40)  # of the cache, by prompt bucket
+
 GROUPS = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 40)), max_size=30).map(make_groups)
 
 
@@ -62,8 +64,8 @@ def test_longest_prompts_go_first_in_full_prefills():
 def test_free_slots_are_filled_from_the_next_bucket():
     """Buckets that run one after another leave slots empty at the end of each."""
     groups = make_groups([(30, 10), (5, 10)])
-    book = SlotBook(groups, BUCKETS)
-    assert (len(book.slots), book.prompt_bucket) == (16, 32)
+    book = SlotBook(groups, BUCKETS, LENGTHS)
+    assert (len(book.slots), book.cache_length) == (16, 40)
     assert book.next_block().groups == (0,)
     assert len(book.admit()) == 10
     assert book.next_block().groups == (1,)
@@ -73,8 +75,9 @@ def test_free_slots_are_filled_from_the_next_bucket():
         book.release(slot)
     assert len(book.admit()) == 4
     # All long prompts are done: the cache needs room for short ones only. Then 10 rows stay 16.
-    moves = [book.shrink(), book.shrink(), book.shrink()]
-    assert [move and move.prompt_bucket for move in moves] == [16, 8, None]
+    move = book.shrink()
+    assert (move.cache_length, move.old) == (16, tuple(range(16)))
+    assert book.shrink() is None
     for slot in range(4, 16):
         book.release(slot)
     move = book.shrink()
@@ -88,7 +91,7 @@ def test_free_slots_are_filled_from_the_next_bucket():
 def test_every_sample_gets_exactly_one_slot(groups, random):
     """Plays a whole rollout with random sample lengths."""
     seen = collections.Counter()
-    book = SlotBook(groups, BUCKETS)
+    book = SlotBook(groups, BUCKETS, LENGTHS)
     content = [None] * len(book.slots)  # what the device would hold in each slot
     block = None
     while book.has_work:
@@ -100,7 +103,7 @@ def test_every_sample_gets_exactly_one_slot(groups, random):
                 break
             for admission in admitted:
                 assert block.groups[admission.source] == admission.group
-                assert block.prompt_bucket <= book.prompt_bucket
+                assert block.prompt_bucket < book.cache_length
                 assert content[admission.slot] is None
                 content[admission.slot] = (admission.group, admission.sample_index)
                 seen[content[admission.slot]] += 1
@@ -110,13 +113,14 @@ def test_every_sample_gets_exactly_one_slot(groups, random):
         for admission in book.live:
             expected = (admission.group, admission.sample_index)
             assert content[admission.slot] == expected
-            assert len(groups[admission.group].prompt) <= book.prompt_bucket
+            bucket = BUCKETS.prompt_bucket(len(groups[admission.group].prompt))
+            assert book.cache_length >= LENGTHS[BUCKETS.prompts.index(bucket)]
             if random.random() < 0.4:
                 book.release(admission.slot)
                 content[admission.slot] = None
         while (move := book.shrink()) is not None:
             assert len(move.old) in BUCKETS.slots
-            assert move.prompt_bucket in BUCKETS.prompts
+            assert move.cache_length in LENGTHS
             content = [content[slot] for slot in move.old]
             if len(content) > len(book.live):
                 occupied = {admission.slot for admission in book.live}
