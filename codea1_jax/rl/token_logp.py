@@ -107,8 +107,8 @@ def _backward(
         preferred_element_type=jnp.float32,
     )
 
-    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
-        hidden_bar, table_bar = carry
+    def chunk_gradients(index: Array | int) -> tuple[Array, Array]:
+        """([B, C, D] in hidden's dtype, float32 [V, D]): what one chunk adds to the gradients."""
         part = partial(_columns, start=index * chunk_length, size=chunk_length)
         logits = _logits(compute_table, part(hidden)) / temperature
         log_probs = logits - part(lse)[..., None]  # [B, C, V]
@@ -119,16 +119,26 @@ def _backward(
         at_target = jnp.where(_is_target(part(targets), logits), part(logp_bar)[..., None], 0.0)
         bar = ((at_target - jnp.exp(log_probs) * per_prob) / temperature).astype(hidden.dtype)
         bar, chunk = keep_apart((bar, part(hidden)))
-        hidden_part = dot(bar, compute_table, (((2,), (0,)), ((), ())))  # [B, C, D]
-        table_part = dot(bar, chunk, (((0, 1), (0, 1)), ((), ())))  # [V, D]
-        hidden_part, table_part = keep_apart((hidden_part, table_part))
-        hidden_bar = jax.lax.dynamic_update_slice_in_dim(
-            hidden_bar, hidden_part.astype(hidden.dtype), index * chunk_length, axis=1
-        )
-        return hidden_bar, constrain(table_bar + table_part, "vocab", "embed")
+        hidden_part = dot(bar, compute_table, (((2,), (0,)), ((), ())))
+        table_part = dot(bar, chunk, (((0, 1), (0, 1)), ((), ())))
+        hidden_part, table_part = keep_apart((hidden_part.astype(hidden.dtype), table_part))
+        return hidden_part, constrain(table_part, "vocab", "embed")
 
-    zeros = (jnp.zeros_like(hidden), jnp.zeros(table.shape, jnp.float32))
-    hidden_bar, table_bar = jax.lax.fori_loop(0, _num_chunks(mask, chunk_length), body, zeros)
+    def write(hidden_bar: Array, hidden_part: Array, index: Array | int) -> Array:
+        return jax.lax.dynamic_update_slice_in_dim(
+            hidden_bar, hidden_part, index * chunk_length, axis=1
+        )
+
+    def body(index: Array, carry: tuple[Array, Array]) -> tuple[Array, Array]:
+        hidden_part, table_part = chunk_gradients(index)
+        return write(carry[0], hidden_part, index), carry[1] + table_part
+
+    # The first chunk outside the loop: it needs no [V, D] of zeros to be added to.
+    hidden_part, table_bar = chunk_gradients(0)
+    hidden_bar = write(jnp.zeros_like(hidden), hidden_part, 0)
+    hidden_bar, table_bar = jax.lax.fori_loop(
+        1, _num_chunks(mask, chunk_length), body, (hidden_bar, table_bar)
+    )
     return table_bar.astype(table.dtype), hidden_bar, None, None, jnp.zeros_like(temperature)
 
 
