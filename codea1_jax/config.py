@@ -128,11 +128,13 @@ class TrainConfig:
 
     Attributes:
       num_steps: training steps; also the length of the learning-rate schedule unless
-        `OptimizerConfig.total_steps` says otherwise.
+        `OptimizerConfig.total_steps` says otherwise. 0: only the evaluation before the first step.
       problems_per_step: problems (questions) in one step.
       num_minibatches: optimizer steps per training step and role.
       seed: seed of sampling.
       save_every_steps: checkpoints; one is always written at the end and on Ctrl-C.
+      share_weights: one set of weights, the coder's, plays both roles (self-play); the tester's
+        checkpoint, optimizer and loss are not used.
       allow_changed_config: continue a run whose configuration differs from its checkpoint's.
     """
 
@@ -148,6 +150,7 @@ class TrainConfig:
     evaluation: EvalConfig = EvalConfig()
     save_every_steps: int = 50
     keep_checkpoints: int = 2
+    share_weights: bool = False
     allow_changed_config: bool = False
 
     def __post_init__(self) -> None:
@@ -212,8 +215,11 @@ def _check_run(config: TrainConfig) -> None:
         raise ConfigurationError(f"TrainConfig.roles: expected coder and tester, got {names}")
     for key in ("num_steps", "problems_per_step", "num_minibatches", "save_every_steps"):
         value = getattr(config, key)
-        if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"TrainConfig.{key}={value!r}; it must be an integer >= 1")
+        least = 0 if key == "num_steps" else 1
+        if not isinstance(value, int) or value < least:
+            raise ConfigurationError(
+                f"TrainConfig.{key}={value!r}; it must be an integer >= {least}"
+            )
     evolution = config.coevolution
     for name, count in (
         ("coder", config.problems_per_step * evolution.num_solutions),
@@ -224,6 +230,28 @@ def _check_run(config: TrainConfig) -> None:
                 f"TrainConfig.num_minibatches={config.num_minibatches} does not divide the "
                 f"{count} sequences of the {name}'s step; change it or problems_per_step"
             )
+    if config.share_weights:
+        _check_shared(config)
+
+
+def _check_shared(config: TrainConfig) -> None:
+    coder, tester = config.role("coder"), config.role("tester")
+    if tester.is_trained:
+        raise ConfigurationError(
+            "tester/RoleConfig.is_trained must be False with TrainConfig.share_weights: the "
+            "coder's weights are the ones that learn, from both roles' answers"
+        )
+    if coder.learner != tester.learner:
+        raise ConfigurationError(
+            "LearnerConfig must be the same for both roles with TrainConfig.share_weights"
+        )
+    evolution = config.coevolution
+    if evolution.test_source == "golden" or evolution.num_solutions != evolution.num_suites:
+        raise ConfigurationError(
+            "TrainConfig.share_weights learns from codes and suites in one batch: it needs a "
+            f"tester and num_solutions={evolution.num_solutions} equal to "
+            f"num_suites={evolution.num_suites}"
+        )
 
 
 def _check_role(role: RoleConfig, config: TrainConfig, rows: int) -> Qwen2Config | None:

@@ -99,6 +99,24 @@ def prepare(
     return Lesson(role, batch, metrics | mismatch | group_statistics(rewards, mask))
 
 
+def prepare_jointly(
+    role: Role, parts: Sequence[tuple[int, Sequence[Sample], np.ndarray, np.ndarray]]
+) -> Lesson:
+    """The lesson of one set of weights that plays several roles: `prepare` on all their groups.
+
+    Args:
+      parts: (question, samples, rewards, mask) of each group, all of one size. They are put in
+        order of questions, so that every mini-batch has groups of every role.
+    """
+    parts = sorted(parts, key=lambda part: part[0])
+    return prepare(
+        role,
+        [samples for _, samples, _, _ in parts],
+        np.stack([rewards for _, _, rewards, _ in parts]),
+        np.stack([mask for _, _, _, mask in parts]),
+    )
+
+
 def update(lesson: Lesson, training_step: int, num_minibatches: int) -> dict[str, float]:
     """Updates the role's state on its lesson, in so many optimizer steps, and returns metrics.
 

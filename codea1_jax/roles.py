@@ -75,6 +75,10 @@ class Role:
         assert all(len(group) == num_samples for group in complete)
         return complete
 
+    def follow(self, owner: "Role") -> None:
+        """Takes over the owner's weights, after these were updated or restored."""
+        self.state, self.policy_version = owner.state, owner.policy_version
+
     def texts(self, samples: Sequence[Sample]) -> list[str]:
         return [self.tokenizer.decode(sample.tokens.tolist()) for sample in samples]
 
@@ -120,3 +124,12 @@ def load_role(
         reference=reference,
         state=learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32)),
     )
+
+
+def shared_role(config: RoleConfig, owner: Role, mesh: jax.sharding.Mesh) -> Role:
+    """A role that samples with the weights of `owner`, under its own limits (self-play).
+
+    Its state is the owner's at the time of the call; see `Role.follow`.
+    """
+    engine = RolloutEngine(owner.model, mesh, config.rollout, owner.tokenizer.pad_id)
+    return dataclasses.replace(owner, config=config, engine=engine)

@@ -21,6 +21,7 @@ import numpy as np
 from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.ckpt.run_state import RunState, check_same_run
 from codea1_jax.coevo.extract import extract_code
+from codea1_jax.coevo.golden import golden_tests
 from codea1_jax.coevo.judging import Judge, JudgeRequest
 from codea1_jax.coevo.mistake_book import MistakeBook
 from codea1_jax.coevo.oracle import Oracle
@@ -38,13 +39,19 @@ from codea1_jax.errors import UserError
 from codea1_jax.gin_io import ConfigurationError, resolve_path
 from codea1_jax.holdout import Holdout, load_holdout
 from codea1_jax.interrupt import Interrupted, InterruptGuard
-from codea1_jax.learning import Lesson, MismatchTooLarge, prepare, update
+from codea1_jax.learning import (
+    Lesson,
+    MismatchTooLarge,
+    prepare,
+    prepare_jointly,
+    update,
+)
 from codea1_jax.mesh import make_mesh
 from codea1_jax.obs.metrics import MetricsWriter
 from codea1_jax.obs.plots import write_report
 from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
-from codea1_jax.roles import Role, load_role
+from codea1_jax.roles import Role, load_role, shared_role
 from codea1_jax.rollout.types import Sample
 from codea1_jax.sandbox.client import SandboxClient, Security
 from codea1_jax.sandbox.local import local_service
@@ -148,10 +155,10 @@ def train_step(run: Run, step: int) -> dict[str, float]:
     run.guard.check()
 
     with progress.phase("judging"):
-        histories = [remembered(run, step, problem) for problem in problems]
+        histories = histories_of(run, step, problems)
         verdicts = run.judge.judge_batch(
             [
-                JudgeRequest(problem, codes, tests, history)
+                JudgeRequest(problem, codes, tests, history, evolution.targets)
                 for problem, codes, tests, history in zip(
                     problems, responses, suite_responses, histories, strict=True
                 )
@@ -171,6 +178,8 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         with progress.phase(f"{name} update"):
             learned = update(lesson, step, config.num_minibatches)
             values |= {f"{lesson.role.name}/{key}": value for key, value in learned.items()}
+    if config.share_weights:
+        run.tester.follow(run.coder)
 
     if evolution.use_book:
         for verdict in verdicts:
@@ -200,6 +209,16 @@ def prepare_lessons(
     if run.config.coevolution.filter_zero_variance:
         is_varied = questions_with_variance(coder_rewards, coder_mask)
     kept = [(q, m) for q, groups in enumerate(selected) for m in groups]
+    if run.config.share_weights:
+        with run.progress.phase("joint update"):
+            if is_varied is not None:
+                coder_mask &= is_varied[:, None]
+            parts = [
+                (q, solutions[q], coder_rewards[q], coder_mask[q]) for q in range(len(rewards))
+            ]
+            for q, m in kept:
+                parts.append((q, suites[q][m], rewards[q].tester[m], rewards[q].tester_mask[m]))
+            return {"joint": prepare_jointly(run.coder, parts)}
     lessons = {}
     if run.coder.config.is_trained:
         with run.progress.phase("coder update"):
@@ -227,8 +246,15 @@ def sample_solutions(run: Run, step: int, problems: list[Problem]) -> list[list[
 def sample_suites(
     run: Run, step: int, problems: list[Problem], responses: list[list[str]]
 ) -> tuple[list[list[list[Sample]]], dict[str, float]]:
-    """N suites for each solution, [Q][M][N], and how many prompts had to be cut."""
+    """N suites for each solution, [Q][M][N], and how many prompts had to be cut.
+
+    With `suites_for="question"` [Q][1][N]; with golden tests [Q][0].
+    """
     config = run.config.coevolution
+    if config.test_source == "golden":
+        return [[] for _ in problems], {}
+    if config.suites_for == "question":
+        responses = [group[:1] for group in responses]  # one prompt, which does not show the code
     tokenizer = run.tester.tokenizer
 
     def count_tokens(messages: list[Message]) -> int:
@@ -249,9 +275,16 @@ def sample_suites(
         flat = run.tester.sample(
             prompts, ids, config.num_suites, run.config.seed, None, run.progress.advance
         )
-    size = config.num_solutions
+    size = len(responses[0])
     suites = [flat[start : start + size] for start in range(0, len(flat), size)]
     return suites, {"tester/cut_prompts": float(num_cut)}
+
+
+def histories_of(run: Run, step: int, problems: list[Problem]) -> list[tuple[StoredTest, ...]]:
+    """Per problem the tests that all its solutions are run on, whatever the tester writes."""
+    if run.config.coevolution.test_source == "golden":
+        return run.judge.golden_histories(problems)
+    return [remembered(run, step, problem) for problem in problems]
 
 
 def remembered(run: Run, step: int, problem: Problem) -> tuple[StoredTest, ...]:
@@ -297,9 +330,11 @@ def speed_values(
     }
     for role in run.roles:
         samples = flat[role.name]
-        values[f"{role.name}/response_tokens"] = float(np.mean([len(s.tokens) for s in samples]))
-        stopped = [sample.finish_reason == "stop" for sample in samples]
-        values[f"{role.name}/stopped_share"] = float(np.mean(stopped))
+        if samples:
+            num_tokens = [len(sample.tokens) for sample in samples]
+            values[f"{role.name}/response_tokens"] = float(np.mean(num_tokens))
+            stopped = [sample.finish_reason == "stop" for sample in samples]
+            values[f"{role.name}/stopped_share"] = float(np.mean(stopped))
         values[f"speed/{role.name}_tokens_per_s"] = role.engine.stats.tokens_per_s
         values[f"speed/{role.name}_occupancy"] = role.engine.stats.occupancy
     return values
@@ -368,13 +403,18 @@ def build(
     kept = [problem for problem in problems if fits(problem)]
     if len(kept) < len(problems):
         progress.say(f"{len(problems) - len(kept)} problems left out: prompt too long")
+    if config.coevolution.test_source == "golden":
+        kept = [problem for problem in kept if golden_tests(problem)]
     kept = kept[: config.data.max_problems or None]
     if len(kept) < config.problems_per_step:
         raise ConfigurationError(
             f"TrainConfig.problems_per_step={config.problems_per_step} is more than the "
             f"{len(kept)} problems of DataConfig.dataset={config.data.dataset!r}; lower it"
         )
-    tester = load_role(config.role("tester"), mesh, references)
+    if config.share_weights:
+        tester = shared_role(config.role("tester"), coder, mesh)
+    else:
+        tester = load_role(config.role("tester"), mesh, references)
     info = client.info()
     progress.say(
         f"{len(kept)} problems to train on, {len(holdout.problems)} held out"
@@ -433,6 +473,8 @@ def restore(run: Run, manager: CheckpointManager, config_text: str) -> int:
         role.state = arrays[role.name]
     for role in run.roles:
         role.policy_version = meta["policy_versions"][role.name]
+    if run.config.share_weights:
+        run.tester.follow(run.coder)
     evolution = run.config.coevolution
     run.book = MistakeBook.from_state(meta["book"], evolution.book_rule, evolution.book_cap)
     run.cursor.restore(meta["cursor"])

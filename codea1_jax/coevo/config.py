@@ -43,6 +43,10 @@ class CoEvolutionConfig:
       retrieval: the K most frequent remembered tests ("top"), or K drawn without replacement with
         probability proportional to frequency ("sampled").
       use_book, white_box, predicted_answer: False gives the paper's three ablations.
+      test_source: "tester", or "golden": no tester, codes are paid the share of the problem's
+        golden tests that they pass (the golden-tests baseline; without the book).
+      suites_for: "code": N suites for each code, which attack it. "question": N suites for the
+        question, written without code, each of which attacks every code (self-play).
       prompt_style: "attack" (the RL prompt) or "simple" (the SFT prompt).
       strip_comments: remove comments and docstrings from the code shown to the tester, so that a
         coder cannot address its opponent in prose.
@@ -71,6 +75,8 @@ class CoEvolutionConfig:
     use_book: bool = True
     white_box: bool = True
     predicted_answer: bool = True
+    test_source: Literal["tester", "golden"] = "tester"
+    suites_for: Literal["code", "question"] = "code"
     prompt_style: Literal["attack", "simple"] = "attack"
     strip_comments: bool = False
     filter_zero_variance: bool = False
@@ -93,11 +99,25 @@ class CoEvolutionConfig:
                 f"groups_kept={self.groups_kept} exceeds num_solutions={self.num_solutions}: "
                 "at most one group of suites exists per code; lower groups_kept"
             )
+        if self.test_source == "golden" and self.use_book:
+            raise ValueError(
+                "use_book must be False with test_source='golden': golden tests are not remembered"
+            )
+        if self.suites_for == "question" and (self.white_box or self.groups_kept != 1):
+            raise ValueError(
+                "suites_for='question' needs white_box=False and groups_kept=1: there is one group "
+                "of suites per question, and it is written without code"
+            )
         if self.max_statements < self.tests_per_suite:
             raise ValueError(
                 f"max_statements={self.max_statements} is below tests_per_suite="
                 f"{self.tests_per_suite}; raise max_statements"
             )
+
+    @property
+    def targets(self) -> tuple[tuple[int, ...], ...] | None:
+        """Codes that each group of suites attacks; None: group m attacks code m."""
+        return None if self.suites_for == "code" else (tuple(range(self.num_solutions)),)
 
     @property
     def num_executed(self) -> int:

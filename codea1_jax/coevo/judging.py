@@ -19,6 +19,7 @@ from codea1_jax.coevo.extract import (
     extract_suite,
     penalised_share,
 )
+from codea1_jax.coevo.golden import golden_tests
 from codea1_jax.coevo.oracle import (
     DEFAULT_COMPARATOR,
     Oracle,
@@ -191,6 +192,10 @@ class Judge:
             ProblemVerdicts(r.problem.question_id, tuple(found), groups, tuple(r.history))
             for r, found, groups in zip(requests, verdicts, suites)
         ]
+
+    def golden_histories(self, problems: Sequence[Problem]) -> list[tuple[StoredTest, ...]]:
+        """Each problem's golden tests that its reference passes, to be handed in as history."""
+        return self._oracle.timed([(problem, golden_tests(problem)) for problem in problems])
 
     # Suites.
 
