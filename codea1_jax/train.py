@@ -21,7 +21,6 @@ import numpy as np
 from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.ckpt.run_state import RunState, check_same_run
 from codea1_jax.coevo.extract import extract_code
-from codea1_jax.coevo.golden import golden_tests
 from codea1_jax.coevo.judging import Judge, JudgeRequest
 from codea1_jax.coevo.mistake_book import MistakeBook
 from codea1_jax.coevo.oracle import Oracle
@@ -32,12 +31,11 @@ from codea1_jax.coevo.summary import step_summary
 from codea1_jax.coevo.testcase import StoredTest
 from codea1_jax.config import SandboxConfig, TrainConfig, validate
 from codea1_jax.data.cursor import DataCursor
-from codea1_jax.data.overlap import check_overlap, without_overlap
 from codea1_jax.data.record import Problem
 from codea1_jax.data.sources import dataset_fingerprint, load_problems
 from codea1_jax.errors import UserError
 from codea1_jax.gin_io import ConfigurationError, resolve_path
-from codea1_jax.holdout import Holdout, load_holdout
+from codea1_jax.holdout import Holdout
 from codea1_jax.interrupt import Interrupted, InterruptGuard
 from codea1_jax.learning import (
     Lesson,
@@ -51,6 +49,7 @@ from codea1_jax.obs.metrics import MetricsWriter
 from codea1_jax.obs.plots import write_report
 from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
+from codea1_jax.problems import select_problems, with_tester_prompt
 from codea1_jax.roles import Role, load_role, shared_role
 from codea1_jax.rollout.types import Sample
 from codea1_jax.sandbox.client import SandboxClient, Security
@@ -390,34 +389,16 @@ def build(
     problems = load_problems(config.data.dataset, path, "train", path_key="DataConfig.path")
     references: dict = {}
     coder = load_role(config.role("coder"), mesh, references)
-
-    def fits(problem: Problem) -> bool:
-        length = len(coder.tokenizer.encode_chat(coder_messages(problem)))
-        return length <= coder.config.max_prompt_tokens
-
-    holdout = load_holdout(config.evaluation, fits)
-    if config.data.overlap == "drop":
-        problems, _ = without_overlap(problems, holdout.records)
-    elif config.data.overlap == "refuse":
-        check_overlap(problems, holdout.records)
-    kept = [problem for problem in problems if fits(problem)]
-    if len(kept) < len(problems):
-        progress.say(f"{len(problems) - len(kept)} problems left out: prompt too long")
-    if config.coevolution.test_source == "golden":
-        kept = [problem for problem in kept if golden_tests(problem)]
-    kept = kept[: config.data.max_problems or None]
-    if len(kept) < config.problems_per_step:
-        raise ConfigurationError(
-            f"TrainConfig.problems_per_step={config.problems_per_step} is more than the "
-            f"{len(kept)} problems of DataConfig.dataset={config.data.dataset!r}; lower it"
-        )
+    problems, holdout = select_problems(config, coder, problems, progress.say)
     if config.share_weights:
         tester = shared_role(config.role("tester"), coder, mesh)
     else:
         tester = load_role(config.role("tester"), mesh, references)
+    if config.coevolution.test_source == "tester":
+        problems = with_tester_prompt(config, tester, problems)
     info = client.info()
     progress.say(
-        f"{len(kept)} problems to train on, {len(holdout.problems)} held out"
+        f"{len(problems)} problems to train on, {len(holdout.problems)} held out"
         f"{f' ({holdout.num_dropped} more are too long)' if holdout.num_dropped else ''}; "
         f"{coder.model.config.num_params() / 1e6:.1f} M + "
         f"{tester.model.config.num_params() / 1e6:.1f} M parameters on {mesh.size} device(s); "
@@ -428,9 +409,9 @@ def build(
         run_dir=run_dir,
         coder=coder,
         tester=tester,
-        problems=kept,
+        problems=problems,
         holdout=holdout,
-        cursor=DataCursor(len(kept), config.problems_per_step, config.data.seed),
+        cursor=DataCursor(len(problems), config.problems_per_step, config.data.seed),
         book=MistakeBook.from_config(config.coevolution),
         judge=Judge(client, Oracle(client), config.coevolution),
         client=client,

@@ -64,3 +64,11 @@ def test_base_only_evaluates(small_run, tmp_path):
     assert row["step"] == 0
     assert 0.0 <= row["eval/coder/pass_rate"] <= 1.0
     assert not list(tmp_path.glob("rollouts/*"))
+
+
+def test_a_tester_prompt_without_room_is_found_before_sampling(small_run, tmp_path, capsys):
+    """Black box needs a longer prompt than the shipped run has room for."""
+    black_box = f"--gin_file={ROOT}/gin/ablations/black_box.gin"
+    command = ["train", small_run[0], black_box, *small_run[1:], f"--run_dir={tmp_path}"]
+    assert cli.main(command) == 2
+    assert "has room for 0 of 300 questions" in capsys.readouterr().err
