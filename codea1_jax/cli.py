@@ -7,6 +7,7 @@ codea1 export --run_dir=runs/smoke --role=coder --output=DIR
 codea1 report runs/smoke [OTHER_RUN]
 codea1 compare runs/a runs/b runs/c --output=DIR
 codea1 rollout --checkpoint=DIR --prompts=FILE.jsonl --output=OUT.jsonl --group=8
+codea1 plan   --gin_file=gin/runs/a1_1_5b.gin --topology=v6e-8
 codea1 bench  learner --checkpoint=DIR --sequences=8 --length=256
 codea1 bench  sampler --checkpoint=DIR --prompts=FILE.jsonl --group=4 --max_new_tokens=64
 """
@@ -32,9 +33,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_report(commands.add_parser("report", help="one or two runs as one static HTML file"))
     _add_compare(commands.add_parser("compare", help="a table and a plot of runs, over seeds"))
     _add_rollout(commands.add_parser("rollout", help="samples of a checkpoint for given prompts"))
+    _add_plan(commands.add_parser("plan", help="memory and time on a TPU slice, without a TPU"))
     _add_bench(commands.add_parser("bench", help="speed of a part; ends with one JSON line"))
     options, unknown = parser.parse_known_args(arguments)
-    if unknown and options.command not in ("train", "sft"):
+    if unknown and options.command not in ("train", "sft", "plan"):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     handler = {
         "train": _train,
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "report": _report,
         "compare": _compare,
         "rollout": _rollout,
+        "plan": _plan,
         "bench": _bench,
     }[options.command]
     from codea1_jax.errors import UserError
@@ -96,6 +99,12 @@ def _add_rollout(parser: argparse.ArgumentParser) -> None:
     arguments.add_rollout(parser)
 
 
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    from codea1_jax.plan import arguments
+
+    arguments.add_plan(parser)
+
+
 def _add_bench(parser: argparse.ArgumentParser) -> None:
     from codea1_jax.bench import arguments
 
@@ -112,6 +121,12 @@ def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
     from codea1_jax.bench import sampler
 
     return sampler.run(options)
+
+
+def _plan(options: argparse.Namespace, flags: Sequence[str]) -> int:
+    from codea1_jax.plan import command
+
+    return command.run(options, flags)
 
 
 def _rollout(options: argparse.Namespace, _: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ come from a short list.
 
 import dataclasses
 import math
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -280,6 +281,7 @@ class Learner:
             with jax.set_mesh(self.mesh):
                 part, output = program(params, self._to_device(micro), np.float32(temperature))
                 grads = part if grads is None else self._add(grads, part)
+            del part  # else it would live on while the next one is computed
             outputs.append(output)
         outputs = jax.device_get(outputs)
         count = sum(float(output.divisor) for output in outputs)
@@ -308,6 +310,45 @@ class Learner:
             params, opt_state, state.num_updates + taken, state.num_skipped + 1 - taken
         )
         return state, (grad_norm, is_taken)
+
+    # Programs
+
+    def lowered(self, num_rows: int, length: int) -> dict[str, Callable[[], jax.stages.Lowered]]:
+        """What lowers each program from shapes alone: its arguments need not exist.
+
+        Returns:
+          By name: "init" a state, "logprobs" of the policy, "reference" log-probs in the compute
+          dtype, "gradients" of one micro-batch of num_rows x length tokens, "add" them up, and the
+          optimizer's step, "apply".
+        """
+        state = self.abstract_state()
+        reference = jax.tree.map(
+            lambda p: jax.ShapeDtypeStruct(p.shape, self.model.compute_dtype, sharding=p.sharding),
+            state.params,
+        )
+        rows = {
+            name: jax.ShapeDtypeStruct(
+                (num_rows, length), dtype, sharding=sharding.batch_sharding(self.mesh)
+            )
+            for name, dtype in PackedRows.dtypes().items()
+        }
+        scalar = jax.ShapeDtypeStruct((), jnp.float32, sharding=self._replicated)
+
+        def lower(program: Any, *args: Any) -> Callable[[], jax.stages.Lowered]:
+            def run() -> jax.stages.Lowered:
+                with jax.set_mesh(self.mesh):
+                    return program.lower(*args)
+
+            return run
+
+        return {
+            "init": lower(self._init, state.params),
+            "logprobs": lower(self._logprobs, state.params, rows, scalar),
+            "reference": lower(self._logprobs, reference, rows, scalar),
+            "gradients": lower(self._policy_gradients, state.params, rows, scalar),
+            "add": lower(self._add, state.params, state.params),
+            "apply": lower(self._apply, state, state.params, scalar, scalar),
+        }
 
     # Rows
 

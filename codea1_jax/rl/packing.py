@@ -17,6 +17,7 @@ The plan depends on the batch alone, not on the number of hosts or devices beyon
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -61,6 +62,13 @@ class PackedRows:
         return {
             f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "source"
         }
+
+    @classmethod
+    def dtypes(cls) -> dict[str, Any]:
+        """The dtype of each of `arrays`, in their order."""
+        floats = ("response_mask", "advantages", "old_logp", "ref_logp")
+        names = (f.name for f in dataclasses.fields(cls) if f.name != "source")
+        return {name: np.float32 if name in floats else np.int32 for name in names}
 
     def restore(self, values: Float32[np.ndarray, "R L"], into: Float32[np.ndarray, "B L"]) -> None:
         """Writes values of counted tokens to their places in an array of the batch."""

@@ -110,7 +110,7 @@ class RolloutEngine:
     def warm_up(self, sampling: SamplingParams) -> None:
         """Compiles every program that `generate` can need with this method and length limit."""
         method = Method.from_params(sampling, self._model.config.vocab_size)
-        lengths = self._cache_lengths(sampling)
+        lengths = self.cache_lengths(sampling)
         self._programs.warm_up(self._buckets, lengths, method, len(padded_stops(sampling)))
 
     def release(self) -> None:
@@ -167,14 +167,15 @@ class RolloutEngine:
         view = self.view(params, policy_version)
         run = RolloutRun(
             self._programs, self._buckets, view, groups, sampling, method, policy_version,
-            self._pad_id, self._cache_lengths(sampling), stats,
+            self._pad_id, self.cache_lengths(sampling), stats,
         )  # fmt: skip
         for sample in run.samples():
             stats.compile_s = self._programs.compile_s - compiled_before
             yield sample
         stats.compile_s = self._programs.compile_s - compiled_before
 
-    def _cache_lengths(self, sampling: SamplingParams) -> list[int]:
+    def cache_lengths(self, sampling: SamplingParams) -> list[int]:
+        """Slots that a row needs for each prompt bucket."""
         chunk = self._config.decode_chunk
         response = -(-sampling.max_new_tokens // chunk) * chunk
         return [bucket + response for bucket in self._buckets.prompts]

@@ -87,9 +87,22 @@ def shared_programs(model: LanguageModel, mesh: Mesh, pad_id: int, chunk: int) -
 
 
 class Programs:
-    """Compiles on first use and remembers; `count` and `compile_s` say how much that was."""
+    """Compiles on first use and remembers; `count` and `compile_s` say how much that was.
 
-    def __init__(self, model: LanguageModel, mesh: Mesh, pad_id: int, chunk: int):
+    Args:
+      finish: makes what `prefill`, `decode`, ... return of a lowered program. `codea1 plan` keeps
+        the lowered form.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel,
+        mesh: Mesh,
+        pad_id: int,
+        chunk: int,
+        finish: Callable[[jax.stages.Lowered], Any] = jax.stages.Lowered.compile,
+    ):
+        self._finish = finish
         self._model = model
         self._mesh = mesh
         self._pad_id = pad_id
@@ -112,19 +125,31 @@ class Programs:
         """Programs compiled so far."""
         return len(self._compiled)
 
+    @property
+    def abstract_view(self) -> Params:
+        """Shapes and shardings of what `view` gives."""
+        return self._abstract_view
+
+    def abstract_cache(self, num_rows: int, cache_length: int) -> Cache:
+        """Shapes and shardings of a cache."""
+        return self._cache(num_rows, cache_length)[0]
+
     def names(self) -> list[str]:
         return ["view" if key[0] == "view" else " ".join(map(str, key)) for key in self._compiled]
 
     def view(self, params: Params) -> Params:
         """Runs `LanguageModel.decode_view`, resharded for sampling, in one program."""
+        return self.sync(params)(params)
+
+    def sync(self, params: Params) -> Program:
+        """(params) -> view, for parameters like these; abstract ones will do."""
         leaves, treedef = jax.tree.flatten(params)
         key = ("view", treedef, *((leaf.dtype, leaf.sharding) for leaf in leaves))
-        program = self._get(
+        return self._get(
             key,
             lambda: jax.jit(self._decode_view, out_shardings=self._view_shardings),
             params,
         )
-        return program(params)
 
     def prefill(self, num_rows: int, prompt_length: int) -> Program:
         """(view, tokens i32[Q P], lengths i32[Q]) -> Q caches of one row and P slots."""
@@ -301,7 +326,7 @@ class Programs:
         if key not in self._compiled:
             start = time.perf_counter()
             with jax.set_mesh(self._mesh):
-                self._compiled[key] = build().lower(*args).compile()
+                self._compiled[key] = self._finish(build().lower(*args))
             self.compile_s += time.perf_counter() - start
         return self._compiled[key]
 
