@@ -6,22 +6,31 @@ backend takes their place by having their signature.
 
 import dataclasses
 import math
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import lax
+from jax.ad_checkpoint import checkpoint_name
 
 from codea1_jax.models.config import Qwen2Config
-from codea1_jax.models.layers import Linear, matmul_precision, repeats_for_tensor, rotate
+from codea1_jax.models.layers import (
+    MATMUL_RESULT,
+    Linear,
+    matmul_precision,
+    repeats_for_tensor,
+    rotate,
+)
 from codea1_jax.models.sharding import ambient_axis_size, constrain
-from codea1_jax.typing import Array, Bool, Float, Int
+from codea1_jax.typing import Array, Bool, Float, Float32, Int
 
 # Finite, so that a row without any visible key gives an average instead of NaN.
 MASKED_SCORE = -1e30
-# Scores exist for this many queries at a time: [B N 512 L] instead of [B N L L] in float32.
-QUERY_CHUNK = 512
+# Scores exist for this many queries at a time: [B N 512 L] instead of [B N L L] in float32. Blocks
+# are unrolled, so long rows get larger ones.
+QUERY_BLOCK = 512
+MAX_BLOCKS = 8
 
 
 @jax.tree_util.register_dataclass
@@ -82,38 +91,121 @@ def attend_full(
 ) -> Float[Array, "B L N H"]:
     """Causal attention inside segments: token i sees tokens j <= i of its own non-zero segment.
 
-    Tokens of segment 0 (padding) see nothing; their result is finite and must not be used.
+    Tokens of segment 0 (padding) see nothing; their result is finite and must not be used. Scores
+    exist for one block of queries at a time, in the backward pass too, which recomputes them from
+    the saved normaliser (as FlashAttention does, arXiv 2205.14135, algorithms 1 and 4).
 
     Args:
       branch_ids: continuations of one prefix inside a segment: token i sees branch 0 (the prefix)
         and its own branch.
     """
-    length = q.shape[1]
-    index = jnp.arange(length)
+    b, length, n, h = q.shape
     if branch_ids is None:
         branch_ids = jnp.zeros_like(segment_ids)
-    if length <= QUERY_CHUNK:
-        ids = (segment_ids, branch_ids, index)
-        return _attend(q, k, v, _segment_mask(ids, ids))
+    k, v = _repeated_for_tensor(k, n), _repeated_for_tensor(v, n)
+    block = min(max(QUERY_BLOCK, -(-length // MAX_BLOCKS)), length)
+    pad = -length % block
+    q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
+    segment_ids, branch_ids = (jnp.pad(x, ((0, 0), (0, pad))) for x in (segment_ids, branch_ids))
+    out = _attend_blocks(block, _grouped(q, k.shape[2]), k, v, segment_ids, branch_ids)
+    out = out[:, :length].reshape(b, length, n, h)
+    return constrain(out, "batch", "length", "act_heads", "head_dim")
 
-    num_chunks = -(-length // QUERY_CHUNK)
-    pad = num_chunks * QUERY_CHUNK - length
 
-    def chunked(x: Array) -> Array:  # [B L ...] -> [chunks B QUERY_CHUNK ...]
-        x = jnp.pad(x, [(0, 0), (0, pad)] + [(0, 0)] * (x.ndim - 2))
-        x = x.reshape(x.shape[0], num_chunks, QUERY_CHUNK, *x.shape[2:])
-        return jnp.moveaxis(x, 1, 0)
+@partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _attend_blocks(
+    block: int,
+    q: Float[Array, "B L K G H"],
+    k: Float[Array, "B L K H"],
+    v: Float[Array, "B L K H"],
+    segment_ids: Int[Array, "B L"],
+    branch_ids: Int[Array, "B L"],
+) -> Float[Array, "B L K G H"]:
+    """Attention in blocks of queries, each against the keys up to its own end."""
+    return _blocks_forward(block, q, k, v, segment_ids, branch_ids)[0]
 
-    @jax.checkpoint  # the backward pass keeps no chunk's scores
-    def one_chunk(args: tuple[Array, ...]) -> Array:
-        q_chunk, q_segment_ids, q_branch_ids, start = args
-        q_ids = (q_segment_ids, q_branch_ids, start + jnp.arange(QUERY_CHUNK))
-        return _attend(q_chunk, k, v, _segment_mask(q_ids, (segment_ids, branch_ids, index)))
 
-    starts = jnp.arange(num_chunks) * QUERY_CHUNK
-    out = lax.map(one_chunk, (chunked(q), chunked(segment_ids), chunked(branch_ids), starts))
-    out = jnp.moveaxis(out, 0, 1)
-    return out.reshape(out.shape[0], num_chunks * QUERY_CHUNK, *q.shape[2:])[:, :length]
+def _blocks_forward(
+    block: int, q: Array, k: Array, v: Array, segment_ids: Array, branch_ids: Array
+) -> tuple[Array, tuple[Array, ...]]:
+    outs, norms = [], []
+    for end in range(block, q.shape[1] + 1, block):
+        rows = slice(end - block, end)
+        scores = _block_scores(q, k, segment_ids, branch_ids, rows)  # [B K G Q S]
+        top = jnp.max(scores, axis=-1, keepdims=True)
+        lse = top + jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1, keepdims=True))
+        weights = jnp.exp(scores - lse).astype(v.dtype)
+        outs.append(_product("BKGQS,BSKH->BQKGH", weights, v[:, :end], v.dtype))
+        norms.append(lse)
+    # What remat="dots" keeps: the backward pass then has no need of the forward's scores.
+    out = checkpoint_name(jnp.concatenate(outs, axis=1), MATMUL_RESULT)
+    lse = checkpoint_name(jnp.concatenate(norms, axis=3), MATMUL_RESULT)  # [B K G L 1]
+    return out, (q, k, v, segment_ids, branch_ids, out, lse)
+
+
+def _blocks_backward(
+    block: int, residuals: tuple[Array, ...], out_bar: Array
+) -> tuple[Array | None, ...]:
+    q, k, v, segment_ids, branch_ids, out, lse = residuals
+    scale = 1.0 / math.sqrt(q.shape[-1])
+    # Row sums of P * dP, which equal those of O * dO.
+    inner = jnp.sum(out.astype(jnp.float32) * out_bar.astype(jnp.float32), axis=-1)  # [B L K G]
+    inner = jnp.moveaxis(inner, 1, 3)[..., None]  # [B K G L 1]
+    q_bars = []
+    k_bar, v_bar = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
+    for end in range(block, q.shape[1] + 1, block):
+        rows = slice(end - block, end)
+        scores = _block_scores(q, k, segment_ids, branch_ids, rows)
+        weights = jnp.exp(scores - lse[:, :, :, rows])
+        bar = out_bar[:, rows]
+        weights_bar = _product("BQKGH,BSKH->BKGQS", bar, v[:, :end], jnp.float32)
+        scores_bar = (weights * (weights_bar - inner[:, :, :, rows]) * scale).astype(q.dtype)
+        q_bars.append(_product("BKGQS,BSKH->BQKGH", scores_bar, k[:, :end], q.dtype))
+        k_part = _product("BKGQS,BQKGH->BSKH", scores_bar, q[:, rows], jnp.float32)
+        v_part = _product("BKGQS,BQKGH->BSKH", weights.astype(v.dtype), bar, jnp.float32)
+        k_bar, v_bar = k_bar.at[:, :end].add(k_part), v_bar.at[:, :end].add(v_part)
+    return (
+        jnp.concatenate(q_bars, axis=1),
+        k_bar.astype(k.dtype),
+        v_bar.astype(v.dtype),
+        None,
+        None,
+    )
+
+
+_attend_blocks.defvjp(_blocks_forward, _blocks_backward)
+
+
+def _block_scores(
+    q: Array, k: Array, segment_ids: Array, branch_ids: Array, rows: slice
+) -> Float32[Array, "B K G Q S"]:
+    """Scaled and masked scores of the queries `rows` against the keys up to their end."""
+    scores = _product("BQKGH,BSKH->BKGQS", q[:, rows], k[:, : rows.stop], jnp.float32)
+    index = jnp.arange(rows.stop)
+    q_ids = (segment_ids[:, rows], branch_ids[:, rows], index[rows])
+    k_ids = (segment_ids[:, : rows.stop], branch_ids[:, : rows.stop], index)
+    visible = _segment_mask(q_ids, k_ids)[:, None, None]
+    return jnp.where(visible, scores * (1.0 / math.sqrt(q.shape[-1])), MASKED_SCORE)
+
+
+def _product(equation: str, a: Array, b: Array, dtype: Any) -> Array:
+    return jnp.einsum(
+        equation, a, b, precision=matmul_precision(a.dtype), preferred_element_type=dtype
+    )
+
+
+def _grouped(q: Float[Array, "B L N H"], num_kv: int) -> Float[Array, "B L K G H"]:
+    b, length, n, h = q.shape
+    return q.reshape(b, length, num_kv, n // num_kv, h)
+
+
+def _repeated_for_tensor(x: Float[Array, "B L K H"], num_heads: int) -> Float[Array, "B L K2 H"]:
+    """Keys or values, repeated where their heads do not divide over the `tensor` axis."""
+    num_kv = x.shape[2]
+    repeats = repeats_for_tensor(num_kv, num_heads // num_kv, ambient_axis_size("tensor"))
+    if repeats > 1:
+        x = jnp.repeat(x, repeats, axis=2)
+    return constrain(x, "batch", "length", "act_kv_heads", "head_dim")
 
 
 def attend_cache(

@@ -191,25 +191,38 @@ class TestPaddingAndSegments:
         hidden, _ = decode_of(model, params, tokens[:, 0], jnp.asarray([6, 0], jnp.int32), cache)
         assert np.isfinite(hidden).all()
 
-    def test_chunked_queries_equal_unchunked(self, monkeypatch: pytest.MonkeyPatch):
-        """Values and gradients; 21 queries in chunks of 8, the last one padded."""
+    @pytest.mark.parametrize("block", [8, 512], ids=["blocks of 8", "one block"])
+    def test_attention_equals_softmax(self, monkeypatch: pytest.MonkeyPatch, block: int):
+        """Values and gradients of 21 queries; segments, branches of a prefix, padding."""
+        monkeypatch.setattr(attention, "QUERY_BLOCK", block)
         rng = np.random.default_rng(5)
         q, k, v = (rng.normal(size=(2, 21, heads, 8)).astype(np.float32) for heads in (4, 2, 2))
         segments = np.array([[1] * 21, [1] * 5 + [2] * 8 + [0] * 8], np.int32)
-        weight = (
-            rng.normal(size=(2, 21, 4, 8)).astype(np.float32) * (segments > 0)[:, :, None, None]
-        )
+        branches = np.array([[0] * 6 + [1] * 9 + [2] * 6, [0] * 7 + [1] * 14], np.int32)
+        weight = rng.normal(size=q.shape).astype(np.float32) * (segments > 0)[:, :, None, None]
+        index = np.arange(21)
+        visible = (segments[:, :, None] == segments[:, None]) & (index[:, None] >= index)
+        visible &= (branches[:, None] == 0) | (branches[:, :, None] == branches[:, None])
 
-        def run() -> Any:
-            def loss(q: Any, k: Any, v: Any) -> jax.Array:
-                return jnp.sum(weight * attention.attend_full(q, k, v, segments))
+        def plain(q: Any, k: Any, v: Any) -> jax.Array:
+            k, v = (jnp.repeat(x, 2, axis=2) for x in (k, v))
+            scores = jnp.einsum("BQNH,BSNH->BNQS", q, k) / np.sqrt(8)
+            scores = jnp.where(visible[:, None], scores, -1e30)
+            return jnp.einsum("BNQS,BSNH->BQNH", jax.nn.softmax(scores, axis=-1), v)
+
+        def blocks(q: Any, k: Any, v: Any) -> jax.Array:
+            return attention.attend_full(q, k, v, segments, branches)
+
+        def run(attend: Any) -> Any:
+            def loss(*args: Any) -> jax.Array:
+                return jnp.sum(weight * attend(*args))
 
             return jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2)))(q, k, v)
 
-        whole = run()
-        monkeypatch.setattr(attention, "QUERY_CHUNK", 8)
         jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4), whole, run()
+            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4),
+            run(blocks),
+            run(plain),
         )
 
 
