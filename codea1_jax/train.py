@@ -6,18 +6,19 @@ is updated. Then metrics, evaluation, checkpoint.
 
 Every start is a resume: with a checkpoint in the run folder the run goes on after it, bit for bit
 (on the same number of devices), otherwise from step 0. Left out: overlap of judging with sampling
-and updates (phases run one after the other), and runs of several processes.
+and updates: phases run one after the other.
 """
 
 import contextlib
 import dataclasses
 import pathlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import jax
 import numpy as np
 
+from codea1_jax import distributed
 from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.ckpt.run_state import RunState, check_same_run
 from codea1_jax.coevo.extract import extract_code
@@ -91,26 +92,24 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
       UserError: bad configuration, data or checkpoint; before anything expensive starts.
     """
     with contextlib.ExitStack() as stack:
-        progress = Progress(config.num_steps)
+        progress = Progress(config.num_steps, is_silent=not distributed.is_leader())
         guard = stack.enter_context(InterruptGuard(progress.say))
         client = stack.enter_context(connect(config.sandbox))
         mesh = make_mesh(**dataclasses.asdict(config.mesh))
         stack.enter_context(jax.set_mesh(mesh))
         run = build(config, run_dir, mesh, client, progress, guard)
 
-        run_dir.mkdir(parents=True, exist_ok=True)
+        if distributed.is_leader():
+            run_dir.mkdir(parents=True, exist_ok=True)
         manager = CheckpointManager(run_dir / "checkpoints", config.keep_checkpoints)
         stack.callback(manager.close)
         start = restore(run, manager, config_text)
-        (run_dir / "config.gin").write_text(config_text)
-        writer = MetricsWriter(run_dir, resume_step=start)
-        stack.callback(writer.close)
-        stack.callback(write_report, run_dir)
+        write = stack.enter_context(run_log(run_dir, start, config_text))
 
         if start == 0 and run.holdout.is_due(0, config.num_steps):
             progress.start_step(0)
             values = run.holdout.evaluate(run.coder, client, 0, config.seed, progress)
-            writer.write(0, values)
+            write(0, values)
             progress.say(f"step 0/{config.num_steps}  {_evaluation_words(values)}")
         for step in range(start + 1, config.num_steps + 1):
             try:
@@ -123,12 +122,28 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
                 raise
             if run.holdout.is_due(step, config.num_steps):
                 values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
-            writer.write(step, values | _phase_times(progress))
+            write(step, values | _phase_times(progress))
             progress.finish_step(_step_words(values))
             if step % config.save_every_steps == 0 or step == config.num_steps:
                 with progress.phase("checkpoint"):
                     save(run, manager, step, config_text)
     return 0
+
+
+@contextlib.contextmanager
+def run_log(
+    run_dir: pathlib.Path, start: int, config_text: str
+) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
+    """Where a step's metrics go; writes the report at the end. Only the leading process writes."""
+    if not distributed.is_leader():
+        yield lambda step, values: None
+        return
+    (run_dir / "config.gin").write_text(config_text)
+    with contextlib.closing(MetricsWriter(run_dir, resume_step=start)) as writer:
+        try:
+            yield writer.write
+        finally:
+            write_report(run_dir)
 
 
 def train_step(run: Run, step: int) -> dict[str, float]:
@@ -184,9 +199,10 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         for verdict in verdicts:
             run.book.update(verdict)
     run.cursor.step = step
-    write_rollouts(
-        run.run_dir, step, problems, responses, suite_responses, verdicts, rewards, selected
-    )
+    if distributed.is_leader():
+        write_rollouts(
+            run.run_dir, step, problems, responses, suite_responses, verdicts, rewards, selected
+        )
     return values | book_values(run) | speed_values(run, solutions, suites, started)
 
 
