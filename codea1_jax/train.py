@@ -170,14 +170,14 @@ def train_step(run: Run, step: int) -> dict[str, float]:
 
     with progress.phase("judging"):
         histories = histories_of(run, step, problems)
-        verdicts = run.judge.judge_batch(
-            [
-                JudgeRequest(problem, codes, tests, history, evolution.targets)
-                for problem, codes, tests, history in zip(
-                    problems, responses, suite_responses, histories, strict=True
-                )
-            ]
-        )
+        requests = [
+            JudgeRequest(problem, codes, tests, history, evolution.targets)
+            for problem, codes, tests, history in zip(
+                problems, responses, suite_responses, histories, strict=True
+            )
+        ]
+        # Every process judges its share of the problems in its own sandbox.
+        verdicts = distributed.collect(run.judge.judge_batch(distributed.share(requests)))
     rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
     values = step_summary(verdicts, rewards) | prompt_values
     check_unknown(run, step, values["verdicts/unknown_share"])

@@ -48,17 +48,22 @@ def judge(problem: dict, solutions: list[str]) -> list[list[str]]:
     return found
 
 
+def digest(solution: str) -> str:
+    return hashlib.sha256(solution.encode()).hexdigest()[:16]
+
+
 def main() -> None:
     start = time.monotonic()
     problems = get_human_eval_plus() if DATASET == "humaneval" else get_mbpp_plus()
     verdicts = pathlib.Path(VERDICTS)
     done = set()
     if verdicts.exists():
-        done = {json.loads(line)["task_id"] for line in verdicts.read_text().splitlines()}
+        rows = [json.loads(line) for line in verdicts.read_text().splitlines()]
+        done = {(row["task_id"], row["sha256"]) for row in rows}
     by_task: dict[str, list[str]] = {}
     for line in pathlib.Path(SAMPLES).read_text().splitlines():
         row = json.loads(line)
-        if row["task_id"] not in done:
+        if (row["task_id"], digest(row["solution"])) not in done:
             by_task.setdefault(row["task_id"], []).append(row["solution"])
     with ProcessPoolExecutor(2) as executor, verdicts.open("a") as out:
         waiting = []
@@ -72,8 +77,7 @@ def main() -> None:
                 break
             task_id, solutions, future = waiting.pop(0)
             for solution, (base, plus) in zip(solutions, future.result()):
-                digest = hashlib.sha256(solution.encode()).hexdigest()[:16]
-                row = {"task_id": task_id, "sha256": digest, "base": base, "plus": plus}
+                row = {"task_id": task_id, "sha256": digest(solution), "base": base, "plus": plus}
                 out.write(json.dumps(row) + "\n")
             out.flush()
     print(f"{len(todo)} tasks left")
