@@ -32,7 +32,15 @@ from codea1_jax.models.attention import (
 )
 from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.fused import apply_layer, fuse_layer
-from codea1_jax.models.layers import MATMUL_RESULT, MLP, RMSNorm, VocabTable, rotary_tables
+from codea1_jax.models.layers import (
+    MATMUL_RESULT,
+    MLP,
+    RMSNorm,
+    VocabTable,
+    keep_apart,
+    matmul_precision,
+    rotary_tables,
+)
 from codea1_jax.models.sharding import CACHE_AXES, constrain
 from codea1_jax.typing import Array, Float, Float32, Int32, Params
 
@@ -286,6 +294,22 @@ class LanguageModel:
         stem = self._stem(params)
         table = stem.embedder if self.config.tie_word_embeddings else stem.head
         return table.logits(hidden)
+
+    def vocab_first_logits(
+        self, params: Params, hidden: Float[Array, "B D"]
+    ) -> Float32[Array, "V B"]:
+        """`logits` transposed, as the sampler reads them; the table on the left as in fused.py."""
+        name = "embedder" if self.config.tie_word_embeddings else "head"
+        table = params[name]["table"].astype(self.compute_dtype)
+        table, hidden = keep_apart((table, hidden.astype(self.compute_dtype)))
+        logits = lax.dot_general(
+            table,
+            hidden,
+            (((1,), (1,)), ((), ())),
+            precision=matmul_precision(self.compute_dtype),
+            preferred_element_type=jnp.float32,
+        )
+        return keep_apart(logits)
 
     def decode_view(self, params: Params, *, fused: bool = False) -> Params:
         """The same values ready for sampling, in the compute dtype.

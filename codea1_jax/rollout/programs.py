@@ -18,6 +18,7 @@ compiles: a list of layers on CPU, all layers stacked elsewhere (and on CPU with
 
 import dataclasses
 import functools
+import math
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -30,6 +31,7 @@ from jax.sharding import PartitionSpec as P
 from codea1_jax.models.attention import LAYER_CACHE_AXES, Cache, KVCache, LayerCache
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.models.sharding import (
+    RULES,
     batch_sharding,
     cache_sharding,
     param_shardings,
@@ -109,6 +111,7 @@ class Programs:
         self._chunk = chunk
         self._compiled: dict[tuple[Any, ...], Program] = {}
         self._is_fused = mesh.devices.flat[0].platform == "cpu" and mesh.shape["tensor"] == 1
+        self._num_row_shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
         self._rows_axis = 0 if self._is_fused else 1  # of every leaf of a cache
         self._decode_view = functools.partial(model.decode_view, fused=self._is_fused)
         abstract_view = jax.eval_shape(self._decode_view, model.abstract_params())
@@ -210,14 +213,18 @@ class Programs:
     def shrink(self, before: CacheShape, after: CacheShape) -> Program:
         """(cache, old row of each new one i32[after.rows]) -> cache of the smaller shape."""
 
+        shardings = self._cache(*after)[1]
+        take = functools.partial(_take_rows, axis=self._rows_axis, shards=self._num_row_shards)
+        if self._num_row_shards > 1:
+            specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+            take = jax.shard_map(take, in_specs=(specs, P()), out_specs=specs, check_vma=False)
+
         def run(cache: Cache, old: Array) -> Cache:
-            return jax.tree.map(
-                lambda rows: jnp.take(rows[:, :, : after.length], old, axis=self._rows_axis), cache
-            )
+            return take(jax.tree.map(lambda rows: rows[:, :, : after.length], cache), old)
 
         return self._get(
             ("shrink", before, after),
-            lambda: jax.jit(run, out_shardings=self._cache(*after)[1]),
+            lambda: jax.jit(run, out_shardings=shardings),
             self._cache(*before)[0],
             self._same((after.rows,), _I32),
         )
@@ -242,7 +249,7 @@ class Programs:
             def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
                 i, state, cache, drawn = carry
                 hidden, cache = self._model.decode(view, state.token, state.position, cache)
-                logits = self._model.logits(view, hidden)
+                logits = self._model.vocab_first_logits(view, hidden)
                 new = sampling_lib.draw(
                     logits, state.key_data, state.index, temperature, top_p, shape.method
                 )
@@ -373,3 +380,30 @@ class Programs:
 
 def _row(cache: Cache, index: int, axis: int) -> Cache:
     return jax.tree.map(lambda rows: jax.lax.slice_in_dim(rows, index, index + 1, axis=axis), cache)
+
+
+def _take_rows(cache: Cache, old: Array, *, axis: int, shards: int) -> Cache:
+    """Rows `old` of a cache, in that order; with several shards, inside shard_map.
+
+    Row after row is sent from the shard that has it to the one that wants it. A plain gather along
+    a split axis makes XLA put together the whole result on every device, in float32.
+    """
+    if shards == 1:
+        return jax.tree.map(lambda rows: jnp.take(rows, old, axis=axis), cache)
+    axes = RULES["batch"]
+    here = jax.lax.axis_index(axes)
+
+    def take(rows: Array) -> Array:
+        size, new_size = rows.shape[axis], old.shape[0] // shards
+        at = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=1, axis=axis)
+
+        def move(i: Array, new: Array) -> Array:
+            row = jnp.where(old[i] // size == here, at(rows, old[i] % size), 0)
+            row = jax.lax.psum(row, axes)
+            row = jnp.where(i // new_size == here, row, at(new, i % new_size))
+            return jax.lax.dynamic_update_slice_in_dim(new, row, i % new_size, axis)
+
+        shape = (*rows.shape[:axis], new_size, *rows.shape[axis + 1 :])
+        return jax.lax.fori_loop(0, old.shape[0], move, jnp.zeros(shape, rows.dtype))
+
+    return jax.tree.map(take, cache)

@@ -24,7 +24,7 @@ def run(logits, temperature=1.0, top_k=0, top_p=1.0, keys=None, index=None):
     if index is None:
         index = np.zeros(rows, np.int32)
     drawn = _draw(
-        jnp.asarray(logits, jnp.float32),
+        jnp.asarray(logits.T, jnp.float32),
         jnp.asarray(keys),
         jnp.asarray(index),
         jnp.float32(temperature or 1),
@@ -153,7 +153,7 @@ def test_impossible_tokens_are_never_drawn():
 def test_inverse_cdf_at_its_edges(weights, uniform):
     """Rounding of the running sum must not select an empty entry."""
     weights = np.array([weights], np.float32)
-    chosen = int(sampling._first_above(jnp.asarray(weights), jnp.float32([uniform]))[0])
+    chosen = int(sampling._first_above(jnp.asarray(weights.T), jnp.float32([uniform]))[0])
     assert weights[0, chosen] > 0
     mass = np.cumsum(weights[0].astype(np.float64))
     slack = 1e-6 * mass[-1]
