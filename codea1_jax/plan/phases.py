@@ -9,6 +9,7 @@ fragmentation of the device's memory.
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -191,19 +192,21 @@ class Plan:
     def _shrinks(
         self, role: "PlannedRole", cache: CacheShape, resident: dict[str, int]
     ) -> list[Phase]:
+        """To fewer rows, and to a shorter cache: both exist at once while one is copied."""
         slots = role.engine.buckets.slots
-        if len(slots) < 2:
-            return []
-        smaller = CacheShape(slots[-2], cache.length)
+        lengths = role.engine.cache_lengths(role.config.sampling)
+        smaller = [CacheShape(rows, cache.length) for rows in slots[-2:-1]]
+        smaller += [CacheShape(cache.rows, length) for length in lengths[-2:-1]]
         return [
             Phase(
                 role.name,
                 "shrink",
-                f"{cache.rows} to {smaller.rows} x {cache.length}",
-                lambda: role.programs.shrink(cache, smaller),
+                f"{cache.rows} x {cache.length} to {after.rows} x {after.length}",
+                functools.partial(role.programs.shrink, cache, after),
                 role.cache_bytes(*cache),
                 resident,
             )
+            for after in smaller
         ]
 
     def _learning(self, role: "PlannedRole") -> list[Phase]:
