@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType, Mesh
 
 from codea1_jax.errors import UserError
@@ -63,7 +64,9 @@ def make_mesh(
     if devices[0].platform == "cpu":
         # Host devices have no topology; keep the given order.
         return Mesh(np.asarray(devices).reshape(sizes), AXES, axis_types=auto)
-    return jax.make_mesh(sizes, AXES, axis_types=auto, devices=devices)
+    # tensor=4 on a torus of 8 x 8 chips takes a part of one of its axes.
+    grid = mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+    return Mesh(grid, AXES, axis_types=auto)
 
 
 def _show(sizes: dict[str, int]) -> str:

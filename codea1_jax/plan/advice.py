@@ -96,7 +96,8 @@ def _smaller_rollout(plan: Plan, one: Estimate, excess: int) -> tuple[str, str, 
     tensor = plan.mesh.shape["tensor"]
     heads = role.model.config.num_key_value_heads
     if tensor * 2 <= heads and plan.mesh.shape["fsdp"] % 2 == 0:
-        return "MeshConfig.tensor", f"{tensor}", f"{tensor * 2}"
+        fsdp = plan.mesh.shape["fsdp"] // 2
+        return "MeshConfig.tensor", f"{tensor}", f"{tensor * 2} (and MeshConfig.fsdp = {fsdp})"
     return None
 
 

@@ -21,6 +21,7 @@ from jax.sharding import SingleDeviceSharding
 
 from codea1_jax.config import TrainConfig
 from codea1_jax.gin_io import build
+from codea1_jax.mesh import make_mesh
 from codea1_jax.models.attention import KVCache
 from codea1_jax.models.layers import matmul
 from codea1_jax.plan import command
@@ -36,6 +37,7 @@ RUNS = [
     ("a1_1_5b", "v6e-8", ""),
     ("a1_3b", "v5p-8", ""),
     ("a1_7b", "v5p-64", ""),
+    ("a1_7b", "v6e-64", "v6e_64"),
 ]
 
 
@@ -56,6 +58,16 @@ def test_every_slice_has_its_devices(name):
     hosts = {device.process_index for device in devices}
     assert (len(devices), len(hosts)) == (slice_.num_chips, slice_.num_hosts)
     assert devices[0].platform == "tpu"
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("path", sorted((GIN / "mesh").glob("*_*.gin")), ids=lambda p: p.stem)
+def test_mesh_files_can_be_laid_out_on_their_slice(path):
+    """Also where an axis of the mesh is a part of an axis of the chips' torus."""
+    sizes = build(TrainConfig, [str(GIN / "runs/a1_7b.gin"), str(path)]).mesh
+    devices = devices_of(slice_named(path.stem.replace("_", "-")))
+    mesh = make_mesh(**dataclasses.asdict(sizes), devices=devices)
+    assert {device.id for device in mesh.devices.flat} == {device.id for device in devices}
 
 
 @pytest.mark.aot
