@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 
 from codea1_jax.models.config import Qwen2Config
@@ -30,7 +31,7 @@ MASKED_SCORE = -1e30
 # Scores exist for this many queries at a time: [B N 512 L] instead of [B N L L] in float32. Blocks
 # are unrolled, so long rows get larger ones.
 QUERY_BLOCK = 512
-MAX_BLOCKS = 8
+MAX_BLOCKS = 16
 
 
 @jax.tree_util.register_dataclass
@@ -128,9 +129,12 @@ def _attend_blocks(
 def _blocks_forward(
     block: int, q: Array, k: Array, v: Array, segment_ids: Array, branch_ids: Array
 ) -> tuple[Array, tuple[Array, ...]]:
-    outs, norms = [], []
+    outs: list[Array] = []
+    norms: list[Array] = []
     for end in range(block, q.shape[1] + 1, block):
         rows = slice(end - block, end)
+        if outs:  # one block after the other: XLA would keep the scores of many alive
+            q, outs[-1] = lax.optimization_barrier((q, outs[-1]))
         scores = _block_scores(q, k, segment_ids, branch_ids, rows)  # [B K G Q S]
         top = jnp.max(scores, axis=-1, keepdims=True)
         lse = top + jnp.log(jnp.sum(jnp.exp(scores - top), axis=-1, keepdims=True))
@@ -155,6 +159,7 @@ def _blocks_backward(
     k_bar, v_bar = jnp.zeros(k.shape, jnp.float32), jnp.zeros(v.shape, jnp.float32)
     for end in range(block, q.shape[1] + 1, block):
         rows = slice(end - block, end)
+        q, k_bar, v_bar = lax.optimization_barrier((q, k_bar, v_bar))
         scores = _block_scores(q, k, segment_ids, branch_ids, rows)
         weights = jnp.exp(scores - lse[:, :, :, rows])
         bar = out_bar[:, rows]
