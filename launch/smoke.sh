@@ -10,5 +10,6 @@ cd "$ROOT"
 
 RUN_DIR=${RUN_DIR:-runs/smoke}
 "$VENV/bin/codea1" train --gin_file=gin/runs/smoke.gin --run_dir="$RUN_DIR" "$@"
+"$VENV/bin/codea1" report "$RUN_DIR"
 echo
-echo "Report: $RUN_DIR/report.md (table) and $RUN_DIR/report.png (plot)"
+echo "Report: $RUN_DIR/report.html (curves, every code against every test), report.md (table), report.png (plot)"
