@@ -35,7 +35,11 @@ class Buckets:
         prefill_rows: int,
         multiple: int,
     ) -> "Buckets":
-        """Row counts are halved while they stay a multiple of `multiple`, which divides `rows`."""
+        """Row counts are halved while they stay a multiple of `multiple`, which divides `rows`.
+
+        Sizes between would follow the tail more closely, but XLA's CPU kernels are slow for them: a
+        step of the 0.5B model takes 190 ms at 48 rows and 150 at 64.
+        """
         prefill_rows = max(min(prefill_rows, rows) // multiple, 1) * multiple
         return cls(
             tuple(sorted(set(prompts))),
