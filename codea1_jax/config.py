@@ -220,6 +220,11 @@ def _check_run(config: TrainConfig) -> None:
             raise ConfigurationError(
                 f"TrainConfig.{key}={value!r}; it must be an integer >= {least}"
             )
+    if config.num_steps > 0 and not any(role.is_trained for role in config.roles):
+        raise ConfigurationError(
+            f"TrainConfig.num_steps={config.num_steps} but no role has RoleConfig.is_trained=True; "
+            "train one, or set TrainConfig.num_steps=0 to evaluate only"
+        )
     evolution = config.coevolution
     for name, count in (
         ("coder", config.problems_per_step * evolution.num_solutions),

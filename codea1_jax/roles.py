@@ -122,8 +122,17 @@ def load_role(
         engine=RolloutEngine(model, mesh, config.rollout, tokenizer.pad_id),
         learner=learner,
         reference=reference,
-        state=learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32)),
+        state=_start_state(config, directory, learner),
     )
+
+
+def _start_state(config: RoleConfig, directory: pathlib.Path, learner: Learner) -> TrainState:
+    """The checkpoint's weights: float32 with moments, or as they are used where nothing learns."""
+    model, mesh = learner.model, learner.mesh
+    if config.is_trained:
+        return learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32))
+    params = hf_io.load_params(directory, model, mesh, model.compute_dtype)
+    return TrainState(params, None, jnp.int32(0), jnp.int32(0))
 
 
 def shared_role(config: RoleConfig, owner: Role, mesh: jax.sharding.Mesh) -> Role:

@@ -161,7 +161,7 @@ def _logits(table: Float[Array, "V D"], hidden: Float[Array, "B C D"]) -> Float3
     return constrain(keep_apart(logits), "batch", "length", "vocab")
 
 
-def _columns(array: Array, *, start: Array, size: int) -> Array:
+def _columns(array: Array, *, start: Array | int, size: int) -> Array:
     return jax.lax.dynamic_slice_in_dim(array, start, size, axis=1)
 
 

@@ -180,3 +180,9 @@ def test_self_play_refuses_what_it_cannot_do(binding: str, words: str) -> None:
         flags.append("tester/RoleConfig.learner = @tester/LearnerConfig()")
     with pytest.raises(ConfigurationError, match=words):
         bind("smoke", "baselines/self_play", flags=tuple(flags))
+
+
+def test_a_run_that_trains_nothing_is_refused() -> None:
+    flags = ("coder/RoleConfig.is_trained = False", "tester/RoleConfig.is_trained = False")
+    with pytest.raises(ConfigurationError, match=r"num_steps=30 but no role .* num_steps=0"):
+        bind("smoke", flags=flags)
