@@ -184,5 +184,5 @@ def test_self_play_refuses_what_it_cannot_do(binding: str, words: str) -> None:
 
 def test_a_run_that_trains_nothing_is_refused() -> None:
     flags = ("coder/RoleConfig.is_trained = False", "tester/RoleConfig.is_trained = False")
-    with pytest.raises(ConfigurationError, match=r"num_steps=30 but no role .* num_steps=0"):
+    with pytest.raises(ConfigurationError, match=r"num_steps=30 but no role .*num_steps=0"):
         bind("smoke", flags=flags)
