@@ -180,9 +180,11 @@ class Cage:
         flags = linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC
         # Processes only: what else is in /proc acts on the host, and in a user namespace that root
         # made, programs have root's number for it. The second choice is for Linux before 5.8.
-        choices = ["hidepid=2,subset=pid"]
-        if not self._has_user_namespace or self._host_uid != 0:
-            choices.append("hidepid=2")
+        # In a user namespace hidepid would hide them from the slot as well, which counts them.
+        if self._has_user_namespace:
+            choices = ["subset=pid"] if self._host_uid == 0 else ["subset=pid", ""]
+        else:
+            choices = ["hidepid=2,subset=pid", "hidepid=2"]
         if self.tier == "C":
             choices.append("")
         for options in choices:

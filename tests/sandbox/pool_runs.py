@@ -15,6 +15,10 @@ BOMB = (
     "import os\ndef f():\n    while True:\n        try: os.fork()\n        except OSError: pass\n"
 )
 FLOOD = "def f():\n    while True: print('x' * 65536)\n"
+GREEDY = (
+    "import os\ndef f():\n    for _ in range(12):\n        if os.fork() == 0:\n"
+    "            block = b'x' * (60 << 20)\n            while True: pass\n    while True: pass\n"
+)
 
 
 @contextlib.asynccontextmanager

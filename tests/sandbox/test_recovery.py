@@ -20,6 +20,7 @@ from pool_runs import (
     ADD,
     BOMB,
     FLOOD,
+    GREEDY,
     HANG,
     SLEEP,
     descendants,
@@ -40,10 +41,6 @@ DAEMON = (
 LITTER = (
     "import os\ndef f():\n    os.makedirs('a/b')\n    os.symlink('/', 'link')\n"
     "    for i in range(50): open(f'a/{i}', 'w').write('x' * 9999)\n    os.chmod('a', 0)\n"
-)
-GREEDY = (
-    "import os\ndef f():\n    for _ in range(12):\n        if os.fork() == 0:\n"
-    "            block = b'x' * (60 << 20)\n            while True: pass\n    while True: pass\n"
 )
 
 

@@ -40,6 +40,27 @@ def test_weaker_tiers_hold(tier: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+SUMS = """
+import asyncio, sys
+sys.path.insert(0, "tests/sandbox")
+from pool_runs import GREEDY, run, started_pool
+async def main():
+    async with started_pool(1, sys.argv[1]) as pool:
+        for limits in ({"memory_bytes": 100 << 20}, {"cpu_s": 1.0, "memory_bytes": 1 << 30}):
+            done = await run(pool, GREEDY, "f()", **{"cpu_s": 30, "call_cpu_s": 30, **limits})
+            print(done.status.name, end=" ")
+asyncio.run(main())
+"""
+
+
+def test_processes_are_counted_together_without_root() -> None:
+    """Hidden from its slot, a fork bomb would have all memory and processors for the wall limit."""
+    done = run_there("A-user", sys.executable, "-c", SUMS, "A-user")
+    if "TierUnavailable" in done.stderr:
+        pytest.skip(done.stderr)
+    assert done.stdout.split() == ["MEMORY", "TIMEOUT"], done.stderr
+
+
 FIND = """
 import asyncio, sys
 from sandbox_service.pool import Pool, TierUnavailable
