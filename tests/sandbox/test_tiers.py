@@ -1,5 +1,6 @@
 """If a weaker tier fails, a host without root or namespaces runs hostile programs unguarded."""
 
+import json
 import os
 import pathlib
 import subprocess
@@ -38,6 +39,32 @@ def test_weaker_tiers_hold(tier: str) -> None:
     if "no isolation tier" in done.stderr:
         pytest.skip(f"tier {tier} cannot be had here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+# Of the shared catalogue: what needs new processes, and what may run without any isolation.
+SHARED_NEEDS_PROCESSES = {35, 56}
+HARMLESS = {
+    *(1, 4, 5, 7, 8, 11, 16, 17, 19, 20, 37, 38, 44, 49, 50, 52, 55, 58),
+    *(73, 74, 76, 77, 79, 80, 82, 83, 85, 86, 88, 89, 91, 92),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("tier", "num_cases"), [("A-user", 62), ("B", 60), ("D", 32)])
+def test_shared_cases_on_weaker_tiers(
+    tier: str, num_cases: int, attack_cases: pathlib.Path
+) -> None:
+    """The shared catalogue of attacks, but for what a tier cannot hold."""
+    content = json.loads(attack_cases.read_text())
+    if tier == "B":
+        content["cases"] = [c for c in content["cases"] if c["id"] not in SHARED_NEEDS_PROCESSES]
+    if tier == "D":
+        content["cases"] = [c for c in content["cases"] if c["id"] in HARMLESS]
+    done = judge_there(tier, content, "--min-tier", "D")
+    if "no isolation tier" in done.stderr:
+        pytest.skip(f"tier {tier} cannot be had here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert f"{num_cases} right, 0 wrong" in done.stdout
 
 
 SUMS = """
