@@ -1,6 +1,6 @@
 """One process of a run: takes two steps of a tiny model and prints what it got as JSON.
 
-    python process_learner.py DATA FSDP TENSOR     (JAX_PROCESS_ID and its like in the environment)
+python process_learner.py DATA FSDP TENSOR     (JAX_PROCESS_ID and its like in the environment)
 """
 
 import json
