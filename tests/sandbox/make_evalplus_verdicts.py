@@ -20,6 +20,7 @@ import json
 import pathlib
 import random
 import sys
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -78,7 +79,7 @@ def recipes(problem: EvalProblem, number: int) -> Iterator[dict[str, Any]]:
     mutants = mutations.mutants(problem.program)
     rng.shuffle(mutants)
     unparsed = ast.unparse(ast.parse(problem.program))
-    for mutant in mutants[: 4 if number % 3 == 0 else 3]:
+    for mutant in mutants[:5]:
         yield {"from": "unparsed", "edits": _edits(unparsed, mutant)}
     if number % 11 == 0 or not mutants:
         yield {"from": "program", "edits": []}
@@ -107,7 +108,9 @@ def build(problem: EvalProblem, recipe: dict[str, Any]) -> str:
         return f"def {problem.entry_point}(*args):\n    {WRONG_BODIES[recipe['body']]}\n"
     text = problem.program
     if recipe["from"] == "unparsed":
-        text = ast.unparse(ast.parse(text))
+        with warnings.catch_warnings():  # about escapes, which several tasks get wrong
+            warnings.simplefilter("ignore", SyntaxWarning)
+            text = ast.unparse(ast.parse(text))
     for start, stop, replacement in reversed(recipe["edits"]):
         text = text[:start] + replacement + text[stop:]
     if wrapper := recipe.get("wrapper"):

@@ -1,7 +1,7 @@
 """HumanEval+ and MBPP+ verdicts: where they differ from EvalPlus' own, scores mean nothing.
 
 The public files are read from the data folder; `evalplus_verdicts.json` holds EvalPlus' own
-verdicts on a thousand wrong and odd samples (`make_evalplus_verdicts.py`).
+verdicts on two thousand wrong and odd samples (`make_evalplus_verdicts.py`).
 """
 
 import argparse
@@ -237,8 +237,8 @@ def _entries() -> list[dict]:
 
 def test_agrees_with_evalplus_on_a_selection(suites, client, tmp_path):
     """Wrong and odd samples: mutants, other types, state between inputs, exits."""
-    entries = [e for e in _entries() if "timeout" not in (e["base"], e["plus"])]
-    chosen = entries[::9]
+    entries = _entries()
+    chosen = entries[::20]
     assert len(chosen) > 80
     assert len({(e["base"], e["plus"]) for e in chosen}) >= 3
     assert _disagreements(chosen, suites, client, tmp_path) == []
@@ -247,7 +247,7 @@ def test_agrees_with_evalplus_on_a_selection(suites, client, tmp_path):
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_agrees_with_evalplus_on_everything(suites, service, tmp_path):
-    """A thousand samples, time-outs included."""
+    """Two thousand samples, 1,660 of them mutants."""
     with SandboxClient(service, deadline_s=1800.0) as client:
         assert _disagreements(_entries(), suites, client, tmp_path) == []
 
