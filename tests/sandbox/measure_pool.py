@@ -17,6 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
 from pool_runs import ADD, HANG, SLEEP, descendants, run, started_pool
 
+from sandbox_service import launch
 from sandbox_service.pool import Pool
 
 _IN_FLIGHT = 4
@@ -61,17 +62,24 @@ async def _cancel_ms(pool: Pool) -> float:
     return (time.perf_counter() - start) * 1e3
 
 
-async def _repair_ms(pool: Pool) -> float:
-    """From the kill of a slot to the start of the next child, by what the run took longer."""
+async def _repair_ms(pool: Pool, *, kills_zygote: bool = False) -> float:
+    """From the kill to the start of the next child, by what the run took longer."""
     start = time.perf_counter()
     task = asyncio.create_task(run(pool, SLEEP, "f(0.2)"))
     await asyncio.sleep(0.1)
-    for slot in pool._slots.values():
+    for key, slot in pool._slots.items():
         if descendants(slot.pid):
-            os.kill(slot.pid, signal.SIGKILL)
+            os.kill(pool._zygotes[key[1:3]].pid if kills_zygote else slot.pid, signal.SIGKILL)
             start = time.perf_counter()
     await task
     return (time.perf_counter() - start - 0.2) * 1e3
+
+
+def _start_ms() -> float:
+    """From nothing to a healthy service, as after its death."""
+    start = time.perf_counter()
+    with launch.service_process():
+        return (time.perf_counter() - start) * 1e3
 
 
 def _percentiles(values: list[float]) -> dict[str, float]:
@@ -106,6 +114,10 @@ async def measure(tier: str, num_runs: int) -> dict[str, object]:
         await _cancel_ms(pool)
         result["cancel_to_next_ms"] = _percentiles([await _cancel_ms(pool) for _ in range(30)])
         result["repair_ms"] = _percentiles([await _repair_ms(pool) for _ in range(30)])
+        result["zygote_repair_ms"] = _percentiles(
+            [await _repair_ms(pool, kills_zygote=True) for _ in range(30)]
+        )
+    result["service_start_ms"] = _percentiles([_start_ms() for _ in range(5)])
     return result
 
 

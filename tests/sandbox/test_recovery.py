@@ -419,7 +419,8 @@ def test_good_runs_behind_bombs(num_bombs: int, num_good: int) -> None:
             ]
             good = [asyncio.create_task(run(pool, ADD, "add(1, 2)")) for _ in range(num_good)]
             assert {done.status for done in await asyncio.gather(*good)} == {Status.OK}
-            wanted = {Status.TIMEOUT, Status.CRASH}
+            # MEMORY: what failed forks leave in the kernel until its next grace period is charged.
+            wanted = {Status.TIMEOUT, Status.CRASH, Status.MEMORY}
             if not pool.tier.startswith(("A", "C")):
                 wanted.add(Status.OK)  # no new process at all: the bomb only sees errors
             assert {done.status for done in await asyncio.gather(*bombs)} <= wanted
