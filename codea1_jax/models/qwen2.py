@@ -312,7 +312,7 @@ class LanguageModel:
         return keep_apart(logits)
 
     def decode_view(self, params: Params, *, fused: bool = False) -> Params:
-        """The same values ready for sampling, in the compute dtype.
+        """The same values ready for sampling, in the compute dtype where the model casts to it.
 
         Jit it whenever the weights change: every program that samples would otherwise repeat it.
         `prefill`, `decode` and `logits` take the result in place of `params`.
@@ -322,7 +322,12 @@ class LanguageModel:
             stack. A scan copies each layer's weights out of the stack on every step, which costs a
             quarter of a decode step there.
         """
-        view = jax.tree.map(lambda leaf: leaf.astype(self.compute_dtype), params)
+
+        def cast(path: tuple[Any, ...], leaf: Array) -> Array:
+            # Norms multiply by their float32 scale, in the learner too.
+            return leaf if path[-1].key == "scale" else leaf.astype(self.compute_dtype)
+
+        view = jax.tree_util.tree_map_with_path(cast, params)
         if fused:
             indices = range(self.config.num_hidden_layers)
             view["layers"] = [fuse_layer(_layer(view["layers"], i)) for i in indices]
