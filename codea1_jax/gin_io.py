@@ -1,8 +1,10 @@
 """Reading gin files and flags into a configuration object, with errors a person can act on."""
 
 import difflib
+import io
 import pathlib
 import re
+import tokenize
 from collections.abc import Sequence
 from typing import Any
 
@@ -58,7 +60,9 @@ def build(root: type, files: Sequence[str], bindings: Sequence[str] = ()) -> Any
         gin.parse_config_files_and_bindings(list(files), list(bindings), finalize_config=False)
     except OSError as error:
         raise ConfigurationError(f"--gin_file: {error}") from error
-    except (SyntaxError, ValueError, TypeError, AttributeError, NameError) as error:
+    except (
+        SyntaxError, tokenize.TokenError, ValueError, TypeError, AttributeError, NameError
+    ) as error:  # fmt: skip
         raise ConfigurationError(_parse_message(error, bindings)) from error
     _check_macros(bindings)
     try:
@@ -73,6 +77,9 @@ def bound_config() -> str:
 
 
 def _parse_message(error: Exception, bindings: Sequence[str]) -> str:
+    if isinstance(error, tokenize.TokenError):
+        broken = [binding for binding in bindings if not _is_tokenized(binding)]
+        return f"{broken[0] if broken else '--gin_file'}: {error.args[0]}"
     text = " ".join(str(error).split())
     if isinstance(error, SyntaxError) or "malformed" in text or "parse" in text.lower():
         for binding in bindings:
@@ -82,6 +89,14 @@ def _parse_message(error: Exception, bindings: Sequence[str]) -> str:
             ):
                 text += f"; strings need quotes inside the flag: --gin.NAME='\"{value}\"'"
     return text
+
+
+def _is_tokenized(binding: str) -> bool:
+    try:
+        list(tokenize.generate_tokens(io.StringIO(binding).readline))
+    except tokenize.TokenError:
+        return False
+    return True
 
 
 def _check_macros(bindings: Sequence[str]) -> None:

@@ -49,6 +49,7 @@ def test_the_bound_configuration_parses_to_itself(run_file, tmp_path):
         ("--gin.POWER=%gin.REQUIRED", ["POWER", "no value"]),
         ("--gin.POWER=-1", ["Engine", "power=-1"]),
         ("--gin.Engine.name=petrol", ["petrol", "quotes"]),
+        ("--gin.Engine.name='petrol", ["Engine.name", "unterminated"]),
     ],
 )
 def test_every_mistake_names_its_key(run_file, flag, words):
