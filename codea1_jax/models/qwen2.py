@@ -325,7 +325,7 @@ class LanguageModel:
 
         def cast(path: tuple[Any, ...], leaf: Array) -> Array:
             # Norms multiply by their float32 scale, in the learner too.
-            return leaf if path[-1].key == "scale" else leaf.astype(self.compute_dtype)
+            return leaf.astype(jnp.float32 if path[-1].key == "scale" else self.compute_dtype)
 
         view = jax.tree_util.tree_map_with_path(cast, params)
         if fused:

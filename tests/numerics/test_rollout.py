@@ -361,3 +361,12 @@ def test_bfloat16_samples_from_float32_masters(params, groups):
         # 8 bits of mantissa through two layers, logits up to about 10.
         assert np.abs(sample.sampler_logp - expected).max() < 0.3
         assert np.abs(sample.sampler_logp - expected).mean() < 0.05
+
+
+def test_weights_kept_in_bfloat16_sample_as_well(params, groups):
+    """An evaluation loads a checkpoint in the compute dtype, and its norms' scales with it."""
+    model = LanguageModel(CONFIG, compute_dtype=jnp.bfloat16)
+    engine = RolloutEngine(model, single_mesh(), BASE, PAD)
+    narrow = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), narrow)
+    assert_same(collect(engine, narrow, groups), collect(engine, wide, groups))
