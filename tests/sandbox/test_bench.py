@@ -34,7 +34,7 @@ def test_bench_ends_with_one_line_of_json(service: str, mode: str) -> None:
 
 
 def test_bench_starts_its_own_service_and_compares_with_fresh_interpreters() -> None:
-    """The ratio must belong to the two figures beside it; how large it is, is no test's business."""
+    """The ratio belongs to the two figures beside it; its size is no matter for a test."""
     done = _bench("--runs", "300", "--compare", "subprocess", "--slots", "2")
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout)
