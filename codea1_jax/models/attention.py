@@ -190,7 +190,7 @@ def _block_scores(
     q_ids = (segment_ids[:, rows], branch_ids[:, rows], index[rows])
     k_ids = (segment_ids[:, : rows.stop], branch_ids[:, : rows.stop], index)
     visible = _segment_mask(q_ids, k_ids)[:, None, None]
-    return jnp.where(visible, scores * (1.0 / math.sqrt(q.shape[-1])), MASKED_SCORE)
+    return _masked(scores, visible, q.shape[-1])
 
 
 def _product(equation: str, a: Array, b: Array, dtype: Any) -> Array:
@@ -204,13 +204,22 @@ def _grouped(q: Float[Array, "B L N H"], num_kv: int) -> Float[Array, "B L K G H
     return q.reshape(b, length, num_kv, n // num_kv, h)
 
 
-def _repeated_for_tensor(x: Float[Array, "B L K H"], num_heads: int) -> Float[Array, "B L K2 H"]:
+def _repeated_for_tensor(
+    x: Float[Array, "..."],
+    num_heads: int,
+    axes: tuple[str, ...] = ("batch", "length", "act_kv_heads", "head_dim"),
+) -> Float[Array, "..."]:
     """Keys or values, repeated where their heads do not divide over the `tensor` axis."""
-    num_kv = x.shape[2]
+    heads = axes.index("act_kv_heads")
+    num_kv = x.shape[heads]
     repeats = repeats_for_tensor(num_kv, num_heads // num_kv, ambient_axis_size("tensor"))
     if repeats > 1:
-        x = jnp.repeat(x, repeats, axis=2)
-    return constrain(x, "batch", "length", "act_kv_heads", "head_dim")
+        x = jnp.repeat(x, repeats, axis=heads)
+    return constrain(x, *axes)
+
+
+def _masked(scores: Float32[Array, "..."], visible: Array, head_dim: int) -> Float32[Array, "..."]:
+    return jnp.where(visible, scores * (1.0 / math.sqrt(head_dim)), MASKED_SCORE)
 
 
 def attend_cache(
@@ -220,8 +229,13 @@ def attend_cache(
     positions: Int[Array, "B"],
 ) -> Float[Array, "B 1 N H"]:
     """One query a row against cache slots 0..positions[b]."""
+    b, _, n, h = q.shape
+    k, v = _repeated_for_tensor(k, n), _repeated_for_tensor(v, n)
+    scores = _product("BQKGH,BSKH->BKGQS", _grouped(q, k.shape[2]), k, jnp.float32)
     visible = jnp.arange(k.shape[1])[None, :] <= positions[:, None]
-    return _attend(q, k, v, visible[:, None, :])
+    weights = jax.nn.softmax(_masked(scores, visible[:, None, None, None], h), axis=-1)
+    out = _product("BKGQS,BSKH->BQKGH", weights.astype(v.dtype), v, v.dtype)
+    return constrain(out.reshape(b, 1, n, h), "batch", "length", "act_heads", "head_dim")
 
 
 def write_layer(
@@ -244,22 +258,14 @@ def attend_layer(
     q: Float[Array, "B 1 N H"], cache: LayerCache, positions: Int[Array, "B"]
 ) -> Float[Array, "B 1 N H"]:
     """`attend_cache` on one layer's cache in head-major form."""
-    k, v = cache.k, cache.v  # [B K S H]
     b, _, n, h = q.shape
-    repeats = repeats_for_tensor(k.shape[1], n // k.shape[1], ambient_axis_size("tensor"))
-    if repeats > 1:
-        k, v = jnp.repeat(k, repeats, axis=1), jnp.repeat(v, repeats, axis=1)
-    k, v = constrain(k, *LAYER_CACHE_AXES), constrain(v, *LAYER_CACHE_AXES)
+    k, v = (_repeated_for_tensor(x, n, LAYER_CACHE_AXES) for x in (cache.k, cache.v))  # [B K S H]
     num_kv, num_slots = k.shape[1:3]
-    precision = matmul_precision(q.dtype)
     grouped = q.reshape(b, num_kv, n // num_kv, h)
-    scores = jnp.einsum(
-        "BKGH,BKSH->BKGS", grouped, k, precision=precision, preferred_element_type=jnp.float32
-    )
+    scores = _product("BKGH,BKSH->BKGS", grouped, k, jnp.float32)
     visible = jnp.arange(num_slots)[None, :] <= positions[:, None]
-    scores = jnp.where(visible[:, None, None], scores * (1.0 / math.sqrt(h)), MASKED_SCORE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("BKGS,BKSH->BKGH", weights, v, precision=precision)
+    weights = jax.nn.softmax(_masked(scores, visible[:, None, None], h), axis=-1)
+    out = _product("BKGS,BKSH->BKGH", weights.astype(v.dtype), v, v.dtype)
     return constrain(out.reshape(b, 1, n, h), "batch", "length", "act_heads", "head_dim")
 
 
@@ -275,28 +281,3 @@ def _segment_mask(
     same &= is_shared | (q_branch[:, :, None] == k_branch[:, None, :])
     causal = q_index[:, None] >= k_index[None, :]
     return same & causal[None] & (q_segment != 0)[:, :, None]
-
-
-def _attend(
-    q: Float[Array, "B Q N H"],
-    k: Float[Array, "B S K H"],
-    v: Float[Array, "B S K H"],
-    visible: Bool[Array, "B Q S"],
-) -> Float[Array, "B Q N H"]:
-    """softmax(q k^T / sqrt(H)) v with scores and softmax in float32."""
-    b, num_queries, n, h = q.shape
-    repeats = repeats_for_tensor(k.shape[2], n // k.shape[2], ambient_axis_size("tensor"))
-    if repeats > 1:
-        k, v = jnp.repeat(k, repeats, axis=2), jnp.repeat(v, repeats, axis=2)
-    k = constrain(k, "batch", "length", "act_kv_heads", "head_dim")
-    v = constrain(v, "batch", "length", "act_kv_heads", "head_dim")
-    num_kv = k.shape[2]
-    precision = matmul_precision(q.dtype)
-    grouped = q.reshape(b, num_queries, num_kv, n // num_kv, h)
-    scores = jnp.einsum(
-        "BQKGH,BSKH->BKGQS", grouped, k, precision=precision, preferred_element_type=jnp.float32
-    )
-    scores = jnp.where(visible[:, None, None], scores * (1.0 / math.sqrt(h)), MASKED_SCORE)
-    weights = jax.nn.softmax(scores, axis=-1).astype(v.dtype)
-    out = jnp.einsum("BKGQS,BSKH->BQKGH", weights, v, precision=precision)
-    return constrain(out.reshape(b, num_queries, n, h), "batch", "length", "act_heads", "head_dim")
