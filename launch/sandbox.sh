@@ -16,20 +16,9 @@ set -euo pipefail
 ROOT=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 VENV=${CODEA1_SANDBOX_VENV:-$ROOT/.venv-sandbox}
 EXTRAS=${CODEA1_SANDBOX_EXTRAS:-}
+source "$ROOT/launch/python.sh"
 
 usage() { sed -n '2,/^set /{/^set /d;s/^# \{0,1\}//;p}' "${BASH_SOURCE[0]}"; }
-
-runs() { "$1" -c 'import sys, ssl, ctypes, venv, ensurepip; sys.exit(sys.version_info < (3, 12))' >/dev/null 2>&1; }
-
-find_python() {
-  local candidate
-  for candidate in ${CODEA1_PYTHON:-} python3.12 python3.13 python3.14 python3 python \
-    "${PYENV_ROOT:-$HOME/.pyenv}"/versions/3.1[2-9]*/bin/python; do
-    if runs "$candidate"; then echo "$candidate"; return; fi
-  done
-  echo "No Python >= 3.12 with venv found. Install one (python3.12-venv, pyenv or uv), or set CODEA1_PYTHON." >&2
-  return 1
-}
 
 setup() {
   local wanted python stamp="$VENV/.codea1-installed"
