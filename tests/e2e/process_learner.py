@@ -9,10 +9,10 @@ import sys
 
 import jax
 import numpy as np
+from tiny_models import SMALL
 
 from codea1_jax import distributed
 from codea1_jax.mesh import make_mesh
-from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl.batching import TrainSample, build_batch
 from codea1_jax.rl.learner import Learner, LearnerConfig
@@ -22,22 +22,9 @@ from codea1_jax.rl.optim import OptimizerConfig
 if "JAX_PROCESS_ID" in os.environ:
     distributed.initialize()
 
-config = Qwen2Config(
-    vocab_size=48,
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=4,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=True,
-    max_position_embeddings=64,
-)
 mesh = make_mesh(*map(int, sys.argv[1:4]))
 with jax.set_mesh(mesh):
-    model = LanguageModel(config)
+    model = LanguageModel(SMALL)
     learner = Learner(
         model,
         mesh,

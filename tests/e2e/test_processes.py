@@ -15,6 +15,7 @@ SCRIPT = pathlib.Path(__file__).with_name("process_learner.py")
 def start(mesh: tuple[int, int, int], num_devices: int, **variables: str) -> subprocess.Popen:
     env = os.environ | variables
     env["JAX_PLATFORMS"] = "cpu"
+    env["PYTHONPATH"] = str(SCRIPT.parents[1])  # tiny_models.py
     env["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={num_devices}"
     command = [sys.executable, str(SCRIPT), *map(str, mesh)]
     return subprocess.Popen(

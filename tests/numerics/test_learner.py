@@ -2,35 +2,24 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import SMALL
 
 from codea1_jax.mesh import make_mesh
-from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch
 from codea1_jax.rl.learner import Learner, LearnerConfig, TrainState
 from codea1_jax.rl.losses import LossConfig
 from codea1_jax.rl.optim import OptimizerConfig, lr_multiplier
 
-CONFIG = Qwen2Config(
-    vocab_size=48,
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=4,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=True,
-    max_position_embeddings=64,
-)
+pytestmark = pytest.mark.usefixtures("quick_compiles")
+
+CONFIG = SMALL
 MODEL = LanguageModel(CONFIG)
 LOSS = LossConfig(temperature=0.8, kl_coefficient=0.2)
 OPTIMIZER = OptimizerConfig(peak_lr=1e-2, warmup_steps=0, schedule="constant")
@@ -41,14 +30,6 @@ def make_learner(mesh_shape: tuple[int, int, int] = (1, 1, 1), **changes: Any) -
     mesh = make_mesh(*mesh_shape, devices=jax.devices()[: math.prod(mesh_shape)])
     settings = dict(optimizer=OPTIMIZER, loss=LOSS, config=LEARNER, model=MODEL) | changes
     return Learner(mesh=mesh, **settings)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles() -> Iterator[None]:
-    """Halves the compile time; each program here runs a few times on a few kilobytes."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")

@@ -7,31 +7,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from tiny_models import SMALLEST
 
 from codea1_jax.learning import MismatchTooLarge, prepare, update
 from codea1_jax.mesh import make_mesh
-from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl.learner import Learner, LearnerConfig
 from codea1_jax.rl.losses import LossConfig
 from codea1_jax.rl.optim import OptimizerConfig
 from codea1_jax.rollout.types import Sample
 
-MODEL = LanguageModel(
-    Qwen2Config(
-        vocab_size=16,
-        hidden_size=8,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        head_dim=4,
-        rope_theta=1e4,
-        rms_norm_eps=1e-6,
-        tie_word_embeddings=True,
-        max_position_embeddings=64,
-    )
-)
+MODEL = LanguageModel(SMALLEST)
 CONFIG = LearnerConfig(length_buckets=(32,), micro_batch_tokens=256)
 UNIFORM = -np.log(16.0)
 

@@ -1,15 +1,14 @@
 """Each objective, packed with several samples a row, against loops over samples in float64."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import SMALLEST
 
 from codea1_jax.mesh import make_mesh
-from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch
 from codea1_jax.rl.kl import kl_estimate
@@ -18,6 +17,8 @@ from codea1_jax.rl.losses import OBJECTIVES, LossConfig, policy_loss
 from codea1_jax.rl.optim import OptimizerConfig
 from codea1_jax.rl.packing import PackedRows, micro_batches
 from codea1_jax.rl.token_logp import response_logp
+
+pytestmark = pytest.mark.usefixtures("quick_compiles")
 
 V, BUCKETS, MAX_TOKENS = 13, (32,), 24
 SIZES = [(5, 4), (5, 9), (5, 1), (3, 6), (2, 7), (3, 2), (5, 3)]  # prompt, response
@@ -35,14 +36,6 @@ CONFIGS = {
     "cispo, two bounds": LossConfig(objective="cispo", clip_low=0.3, kl_coefficient=0.0),
 }
 cases = pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS.keys())
-
-
-@pytest.fixture(scope="module", autouse=True)
-def quick_compiles() -> Iterator[None]:
-    """Halves the compile time; each program here runs a few times on a few kilobytes."""
-    jax.config.update("jax_disable_most_optimizations", True)
-    yield
-    jax.config.update("jax_disable_most_optimizations", False)
 
 
 @pytest.fixture(scope="module")
@@ -217,21 +210,7 @@ def test_all_objectives_are_covered():
 
 def test_a_step_divides_by_its_own_count():
     """Learner: sequence sums survive micro-batches and eight devices; only the count changes."""
-    model = LanguageModel(
-        Qwen2Config(
-            vocab_size=16,
-            hidden_size=8,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=2,
-            head_dim=4,
-            rope_theta=1e4,
-            rms_norm_eps=1e-6,
-            tie_word_embeddings=True,
-            max_position_embeddings=64,
-        )
-    )
+    model = LanguageModel(SMALLEST)
     params = jax.tree.map(lambda p: 3.0 * p, jax.jit(model.init)(jax.random.key(0)))
     rng = np.random.default_rng(2)
     samples = [

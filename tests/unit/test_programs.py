@@ -5,25 +5,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tiny_models import SMALL
 
 from codea1_jax.mesh import make_mesh
-from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rollout.programs import CacheShape, Programs
 
-CONFIG = Qwen2Config(
-    vocab_size=64,
-    hidden_size=16,
-    intermediate_size=32,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=4,
-    rope_theta=1e4,
-    rms_norm_eps=1e-6,
-    tie_word_embeddings=True,
-    max_position_embeddings=64,
-)
 BEFORE = CacheShape(16, 12)
 
 
@@ -32,7 +19,7 @@ BEFORE = CacheShape(16, 12)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_shrink_takes_rows_from_any_device(sizes, after, dtype):
     mesh = make_mesh(*sizes, devices=jax.devices()[: int(np.prod(sizes))])
-    programs = Programs(LanguageModel(CONFIG, dtype), mesh, pad_id=0, chunk=4)
+    programs = Programs(LanguageModel(SMALL, dtype), mesh, pad_id=0, chunk=4)
     rng = np.random.default_rng(0)
     before = jax.tree.map(
         lambda leaf: np.asarray(rng.normal(size=leaf.shape), leaf.dtype),
@@ -54,7 +41,7 @@ def test_shrink_takes_rows_from_any_device(sizes, after, dtype):
 def test_split_cache_is_never_whole_on_one_device():
     """A gather along the split rows would need all of the new cache on each device, in float32."""
     mesh = make_mesh(1, 8, 1, devices=jax.devices()[:8])
-    programs = Programs(LanguageModel(CONFIG, jnp.bfloat16), mesh, pad_id=0, chunk=4)
+    programs = Programs(LanguageModel(SMALL, jnp.bfloat16), mesh, pad_id=0, chunk=4)
     memory = programs.shrink(CacheShape(64, 32), CacheShape(32, 32)).memory_analysis()
     # Of the arguments only single rows are in flight.
     assert memory.temp_size_in_bytes < memory.argument_size_in_bytes
