@@ -9,6 +9,7 @@ Example `i` of step `s` is a pure function of (seed, s, i).
 Left out: chain of thought, several turns.
 """
 
+import ast
 import dataclasses
 import functools
 import random
@@ -33,6 +34,8 @@ class ExampleMix:
       boundary_weight: how much likelier a moved boundary is than each other kind of fault.
       num_tests: K, tests in a suite.
       tester_style: the tester's prompt; see `coevo.prompts.tester_messages`.
+      black_box_share, no_answer_share: of the tester's conversations, those that do not show the
+        code, and those that ask for calls without the expected answer; the rest is ordinary.
     """
 
     tester_share: float = 0.5
@@ -42,11 +45,25 @@ class ExampleMix:
     boundary_weight: float = 4.0
     num_tests: int = 5
     tester_style: Literal["attack", "simple"] = "simple"
+    black_box_share: float = 0.0
+    no_answer_share: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("tester_share", "wrong_share", "buggy_share"):
+        shares = (
+            "tester_share",
+            "wrong_share",
+            "buggy_share",
+            "black_box_share",
+            "no_answer_share",
+        )
+        for name in shares:
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must be between 0 and 1")
+        if self.black_box_share + self.no_answer_share > 1.0:
+            raise ValueError(
+                f"black_box_share={self.black_box_share} and no_answer_share="
+                f"{self.no_answer_share} must not exceed 1 together"
+            )
         if self.num_tests < 1 or self.boundary_weight < 0 or self.wrong_after < 0:
             raise ValueError(
                 f"num_tests={self.num_tests} must be at least 1, boundary_weight="
@@ -123,8 +140,23 @@ class SftExamples:
             program = faulty_version(row, program, mix.boundary_weight, rng)
         tests = list(row.problem.golden_tests)
         suite = rng.sample(tests, min(mix.num_tests, len(tests)))
-        messages = tester_messages(row.problem, program, mix.num_tests, style=mix.tester_style)
+        form = rng.random()  # the last draw: mixes of ordinary prompts stay what they were
+        shown = None if form < mix.black_box_share else program
+        has_answers = not 0 <= form - mix.black_box_share < mix.no_answer_share
+        if not has_answers:
+            suite = [_call(test) for test in suite]
+        messages = tester_messages(
+            row.problem, shown, mix.num_tests, mix.tester_style, predicted_answer=has_answers
+        )
         return SftExample("tester", messages, fenced_answer("\n".join(suite)))
+
+
+def _call(test: str) -> str:
+    """The call in `assert call == answer`."""
+    (statement,) = ast.parse(test).body
+    assert isinstance(statement, ast.Assert)
+    assert isinstance(statement.test, ast.Compare)
+    return ast.unparse(statement.test.left)
 
 
 def fenced_answer(text: str) -> str:

@@ -13,7 +13,7 @@ from codea1_jax.gin_io import ConfigurationError, build
 from codea1_jax.sft import SftConfig
 
 GIN = pathlib.Path(__file__).resolve().parents[2] / "gin"
-RUNS = sorted(path.stem for path in (GIN / "runs").glob("*.gin") if path.stem != "sft_tiny")
+RUNS = sorted(path.stem for path in (GIN / "runs").glob("*.gin") if path.stem[:4] != "sft_")
 
 # What each file is about: (path into the configuration, value).
 ABLATIONS: dict[str, dict[str, Any]] = {
@@ -160,8 +160,12 @@ def test_sft_recipe_binds_on_top_of_a_run(run: str) -> None:
     assert (config.optimizer.peak_lr, config.optimizer.total_steps) == (1e-5, config.num_steps)
 
 
-def test_tiny_checkpoint_recipe_binds() -> None:
+def test_checkpoint_recipes_bind() -> None:
     assert build(SftConfig, [str(GIN / "runs" / "sft_tiny.gin")]).checkpoint == ""
+    wide = build(SftConfig, [str(GIN / "runs" / "sft_wide.gin")])
+    assert wide.checkpoint == "codea1_jax/assets/tiny"
+    assert (wide.data.mix.black_box_share, wide.data.mix.no_answer_share) == (0.3, 0.3)
+    assert wide.optimizer.total_steps == wide.num_steps == 240
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,38 @@ def _coder_example(rows, example) -> tuple[SolvedProblem, str]:
     return row, extract_code(example.response, row.problem.entry_point).text
 
 
+def test_wide_mix_asks_in_the_prompts_of_the_ablations(rows):
+    """A tester that never saw the black-box prompt, or was never asked for bare calls, writes tests
+    that nobody can use there."""
+    mix = ExampleMix(tester_share=1.0, black_box_share=0.3, no_answer_share=0.3)
+    examples = SftExamples(rows, mix, seed=0)
+    plain = SftExamples(rows, ExampleMix(tester_share=1.0), seed=0)
+    seen = {"black box": 0, "calls": 0, "ordinary": 0}
+    for i in range(200):
+        question = examples[1, i].messages[1]["content"]
+        tests, asserts = examples[1, i].response.splitlines(), plain[1, i].response.splitlines()
+        if "form 'function_name(parameters)'" in question:
+            seen["calls"] += 1
+            assert "Buggy Code:" in question
+            for call, test in zip(tests[1:-1], asserts[1:-1], strict=True):
+                assert test.startswith(f"assert {call} == ")
+            continue
+        assert tests == asserts
+        if "Buggy Code:" in question:
+            seen["ordinary"] += 1
+            assert examples[1, i] == plain[1, i]
+        else:
+            seen["black box"] += 1
+            assert "Function:\ndef " in question
+    assert 40 <= seen["black box"] <= 80
+    assert 40 <= seen["calls"] <= 80
+
+
+def test_shares_beyond_all_conversations_are_refused():
+    with pytest.raises(ValueError, match=r"black_box_share=0.6 and no_answer_share=0.5"):
+        ExampleMix(black_box_share=0.6, no_answer_share=0.5)
+
+
 def test_tester_examples_are_suites_of_right_tests(rows):
     examples = SftExamples(rows, ExampleMix(tester_share=1.0, num_tests=4), seed=0)
     known = {test for row in rows for test in row.problem.golden_tests}
