@@ -6,8 +6,13 @@ at a time, in the backward pass too: it recomputes them from the saved normalise
 
 The head's matmul is written out here instead of calling `LanguageModel.logits`, so that its
 gradient can be summed over chunks in float32 while its operands stay in the compute dtype.
+
+Rows are split over devices, so the head's gradient is a sum over all of them. Each device adds up
+its own chunks, and the sums meet once, after the loop: sent in every chunk, [V D] in float32 would
+be the largest transfer of a training step.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -15,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from codea1_jax.models.layers import keep_apart, matmul_precision
-from codea1_jax.models.sharding import constrain
+from codea1_jax.models.sharding import RULES, ambient_axis_size, constrain
 from codea1_jax.typing import Array, Float, Float32, Int32
 
 
@@ -101,6 +106,7 @@ def _backward(
     # Selected, not multiplied: padding must not put 0 * inf into a weight's gradient.
     logp_bar, entropy_bar = (jnp.where(mask > 0, bar, 0.0) for bar in cotangents)
     compute_table = _gathered(table, hidden.dtype)
+    shards = _row_shards(len(hidden))
     dot = partial(
         jax.lax.dot_general,
         precision=matmul_precision(hidden.dtype),
@@ -108,7 +114,7 @@ def _backward(
     )
 
     def chunk_gradients(index: Array | int) -> tuple[Array, Array]:
-        """([B, C, D] in hidden's dtype, float32 [V, D]): what one chunk adds to the gradients."""
+        """What one chunk adds: [B, C, D] in hidden's dtype, float32 [shards, V, D]."""
         part = partial(_columns, start=index * chunk_length, size=chunk_length)
         logits = _logits(compute_table, part(hidden)) / temperature
         log_probs = logits - part(lse)[..., None]  # [B, C, V]
@@ -120,9 +126,13 @@ def _backward(
         bar = ((at_target - jnp.exp(log_probs) * per_prob) / temperature).astype(hidden.dtype)
         bar, chunk = keep_apart((bar, part(hidden)))
         hidden_part = dot(bar, compute_table, (((2,), (0,)), ((), ())))
-        table_part = dot(bar, chunk, (((0, 1), (0, 1)), ((), ())))
+        if shards == 1:  # no batched product: CPU backends run it slower
+            table_part = dot(bar, chunk, (((0, 1), (0, 1)), ((), ())))[None]
+        else:
+            own_bar, own_chunk = (x.reshape(shards, -1, *x.shape[1:]) for x in (bar, chunk))
+            table_part = dot(own_bar, own_chunk, (((1, 2), (1, 2)), ((0,), (0,))))
         hidden_part, table_part = keep_apart((hidden_part.astype(hidden.dtype), table_part))
-        return hidden_part, constrain(table_part, "vocab", "embed")
+        return hidden_part, constrain(table_part, "batch", "vocab", "act_embed")
 
     def write(hidden_bar: Array, hidden_part: Array, index: Array | int) -> Array:
         return jax.lax.dynamic_update_slice_in_dim(
@@ -139,6 +149,7 @@ def _backward(
     hidden_bar, table_bar = jax.lax.fori_loop(
         1, _num_chunks(mask, chunk_length), body, (hidden_bar, table_bar)
     )
+    table_bar = constrain(jnp.sum(table_bar, axis=0), "vocab", "embed")
     return table_bar.astype(table.dtype), hidden_bar, None, None, jnp.zeros_like(temperature)
 
 
@@ -159,6 +170,12 @@ def _logits(table: Float[Array, "V D"], hidden: Float[Array, "B C D"]) -> Float3
         preferred_element_type=jnp.float32,
     )
     return constrain(keep_apart(logits), "batch", "length", "vocab")
+
+
+def _row_shards(num_rows: int) -> int:
+    """Devices that rows are split over; 1 where they are whole."""
+    shards = math.prod(ambient_axis_size(axis) for axis in RULES["batch"])
+    return shards if num_rows % shards == 0 else 1
 
 
 def _columns(array: Array, *, start: Array | int, size: int) -> Array:
