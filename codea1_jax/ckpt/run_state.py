@@ -6,6 +6,9 @@ from typing import Any
 
 from codea1_jax.ckpt.manager import RestoreError
 
+# Where a run is computed, not what: a restart may find another slice or sandbox.
+_PLACES = ("MeshConfig.", "SandboxConfig.")
+
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
@@ -41,6 +44,9 @@ def check_same_run(
 ) -> None:
     """Refuses to continue a run with other data or another configuration.
 
+    Another mesh or sandbox is no other configuration: arrays are laid out anew and the run goes on
+    up to rounding.
+
     Raises:
       RestoreError: says what differs and how to go on.
     """
@@ -50,17 +56,19 @@ def check_same_run(
             f"(fingerprint {meta['dataset'][:12]}, now {dataset[:12]}); restore the data or start "
             "with another --run_dir"
         )
-    if meta["config"] == config or is_change_allowed:
+    before, now = _bindings(meta["config"]), _bindings(config)
+    if before == now or is_change_allowed:
         return
-    changed = [
-        line
-        for line in difflib.unified_diff(
-            meta["config"].splitlines(), config.splitlines(), lineterm="", n=0
-        )
-        if line[:1] in "+-" and line[:3] not in ("+++", "---") and line[1:].strip()
-    ]
+    diff = difflib.unified_diff(before, now, lineterm="", n=0)
+    changed = [line for line in diff if line[:1] in "+-" and line[:3] not in ("+++", "---")]
     shown = "; ".join(changed[:6]) + ("; ..." if len(changed) > 6 else "")
     raise RestoreError(
         f"the configuration changed since the checkpoint of step {meta['step']}: {shown}. Restore "
         "it, start with another --run_dir, or set TrainConfig.allow_changed_config = True"
     )
+
+
+def _bindings(config: str) -> list[str]:
+    """What a gin text binds, line by line, except where the run is computed."""
+    lines = (line.strip() for line in config.splitlines())
+    return [line for line in lines if line and not line.startswith(("#", *_PLACES))]

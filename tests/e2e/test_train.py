@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -179,13 +180,34 @@ def test_export_gives_a_directory_that_loads(uninterrupted, tmp_path):
     assert json.loads((target / "generation_config.json").read_text())
 
 
+def assert_near(first: dict, other: dict) -> None:
+    """The same samples and rewards; losses up to the order of additions."""
+    for key in ("coder/reward/mean", "tester/reward/mean", "coder/num_tokens", "tester/num_tokens"):
+        assert first[key] == other[key], key
+    for key in ("coder/loss", "coder/grad_norm", "tester/loss", "tester/grad_norm"):
+        np.testing.assert_allclose(first[key], other[key], rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.slow
 def test_eight_devices_end_near_one(uninterrupted, start, tmp_path):
     """Sharding that changes the first step's numbers is a bug, not rounding."""
     run_dir = tmp_path / "run"
     finish(start(run_dir, "--gin.MeshConfig.data=2", "--gin.MeshConfig.tensor=2", devices=8))
     first, other = (read_jsonl(run / "metrics.jsonl")[1] for run in (uninterrupted[0], run_dir))
-    for key in ("coder/reward/mean", "tester/reward/mean", "coder/num_tokens", "tester/num_tokens"):
-        assert first[key] == other[key], key
-    for key in ("coder/loss", "coder/grad_norm", "tester/loss", "tester/grad_norm"):
-        np.testing.assert_allclose(first[key], other[key], rtol=1e-3, atol=1e-5)
+    assert_near(first, other)
+
+
+@pytest.mark.slow
+def test_a_run_goes_on_with_other_devices(uninterrupted, start, tmp_path):
+    """The whole state of one device's run restores on eight, split two ways, without a key."""
+    run_dir = tmp_path / "run"
+    shutil.copytree(uninterrupted[0], run_dir)
+    shutil.rmtree(run_dir / "checkpoints" / "3")
+    flags = ("--gin.MeshConfig.data=2", "--gin.MeshConfig.fsdp=4")
+    output = finish(start(run_dir, *flags, devices=8))
+    assert "continuing after step 2" in output
+    assert "on 8 device(s)" in output
+    want, found = (read_jsonl(run / "metrics.jsonl") for run in (uninterrupted[0], run_dir))
+    assert [comparable(row) for row in found[:3]] == [comparable(row) for row in want[:3]]
+    assert_near(want[3], found[3])
+    assert saved(uninterrupted[0], 3)[1]["book"] == saved(run_dir, 3)[1]["book"]
