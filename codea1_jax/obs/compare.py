@@ -2,12 +2,14 @@
 
 Runs whose `config.gin` differs in nothing but seeds form a group. A group's figure is the mean over
 its runs and their spread, the sample standard deviation (n - 1), which one run does not have.
+Groups are called A, B, ...; by their folders where these are named NAME_SEED.
 """
 
 import csv
 import dataclasses
 import io
 import pathlib
+import re
 import statistics
 import tokenize
 from collections.abc import Iterable, Mapping, Sequence
@@ -47,6 +49,7 @@ COLUMNS = (
     Column("best_pass_rate", "hold-out at best, %", 100),
     Column("valid_share", f"valid tests (last {TAIL_STEPS} steps), %", 100),
     Column("exposing_share", f"exposing tests (last {TAIL_STEPS} steps), %", 100),
+    Column("book_size", "tests in the book at end", digits=0),
     Column("steps", "steps", digits=0),
     Column("tokens", "trained tokens, millions", 1e-6, 3),
     Column("wall_s", "minutes", 1 / 60, 1),
@@ -61,6 +64,7 @@ class RunSummary:
       first_pass_rate, final_pass_rate, best_pass_rate: the coder's, on the hold-out problems.
       best_step: where the best one was first reached.
       valid_share, exposing_share: the tester's, mean over the last TAIL_STEPS steps.
+      book_size: tests in the Mistake Book after the last step.
       steps: the last step.
       tokens: response tokens that both roles were trained on.
       wall_s: seconds of steps and evaluations; not of start-up and checkpoints.
@@ -72,6 +76,7 @@ class RunSummary:
     best_step: int | None
     valid_share: float | None
     exposing_share: float | None
+    book_size: float | None
     steps: int
     tokens: float
     wall_s: float
@@ -88,6 +93,7 @@ def summarize(run: RunFolder) -> RunSummary:
         best_step=best_step,
         valid_share=_tail_mean(run, "tester/valid_share"),
         exposing_share=_tail_mean(run, "tester/exposing_share"),
+        book_size=sizes[-1][1] if (sizes := points(run, "book/size")) else None,
         steps=run.rows[-1]["step"] if run.rows else 0,
         tokens=_total(run, ("coder/num_tokens", "tester/num_tokens")),
         wall_s=_total(
@@ -158,7 +164,7 @@ def _is_seed(key: str) -> bool:
 class Group:
     """Runs that differ in their seeds only."""
 
-    letter: str
+    name: str
     runs: list[RunFolder]
     config: dict[str, str]
 
@@ -185,11 +191,13 @@ class Comparison:
     notes: list[str]
 
     def label(self, index: int) -> str:
-        """The group's letter, with what sets it apart when that is short."""
+        """The group's name; after a letter also what sets it apart when that is short."""
         group = self.groups[index]
+        if group.name != _letter(index):
+            return group.name
         parts = [f"{key}={values[index] or 'unset'}" for key, values in self.different.items()]
         text = ", ".join(parts)
-        return f"{group.letter}: {text}" if 0 < len(text) <= 48 else group.letter
+        return f"{group.name}: {text}" if 0 < len(text) <= 48 else group.name
 
 
 def compare(run_dirs: Sequence[pathlib.Path]) -> Comparison:
@@ -218,8 +226,25 @@ def compare(run_dirs: Sequence[pathlib.Path]) -> Comparison:
             known = Group(_letter(len(groups)), [], config)
             groups.append(known)
         known.runs.append(run)
+    names = [_common_name(group) for group in groups]
+    if None not in names and len(set(names)) == len(names):
+        groups = [
+            dataclasses.replace(group, name=name)
+            for group, name in zip(groups, names, strict=True)
+            if name is not None
+        ]
     different = differences([group.config for group in groups])
     return Comparison(groups, different, _notes(groups))
+
+
+def _common_name(group: Group) -> str | None:
+    """NAME when the folders of all runs are NAME_SEED, their own seed at the end."""
+    names = set()
+    for run in group.runs:
+        match = re.fullmatch(r"(.+)[_-](\d+)", run.name)
+        is_seed = match and match[2] == bindings(run.config).get("SEED")
+        names.add(match[1] if match and is_seed else None)
+    return names.pop() if len(names) == 1 else None
 
 
 def _letter(index: int) -> str:
@@ -287,18 +312,17 @@ def markdown(comparison: Comparison) -> str:
     lines += _table(
         header,
         [
-            [group.letter, str(len(group.runs)), *(c.text(group.values(c)) for c in COLUMNS)]
+            [group.name, str(len(group.runs)), *(c.text(group.values(c)) for c in COLUMNS)]
             for group in comparison.groups
         ],
     )
     lines += ["", "Mean ± sample standard deviation over the runs of a group.", ""]
-    rows = [[g.letter, ", ".join(str(run.path) for run in g.runs)] for g in comparison.groups]
+    rows = [[g.name, ", ".join(str(run.path) for run in g.runs)] for g in comparison.groups]
     lines += _table(["group", "run folders"], rows)
     if comparison.different:
         lines += ["", "Where the configurations differ, seeds apart:", ""]
-        letters = [group.letter for group in comparison.groups]
         lines += _table(
-            ["key", *letters],
+            ["key", *(group.name for group in comparison.groups)],
             [
                 [f"`{key}`", *(f"`{value}`" if value else "unset" for value in values)]
                 for key, values in comparison.different.items()
@@ -329,7 +353,7 @@ def csv_text(comparison: Comparison) -> str:
         + ["run_dirs"]
     )
     for index, group in enumerate(comparison.groups):
-        row: list[str | float] = [group.letter, len(group.runs)]
+        row: list[str | float] = [group.name, len(group.runs)]
         for column in COLUMNS:
             values = group.values(column)
             spread = statistics.stdev(values) if len(values) > 1 else ""
@@ -356,7 +380,9 @@ def plot(comparison: Comparison, path: pathlib.Path) -> None:
     from matplotlib import pyplot as plt
     from matplotlib.ticker import MaxNLocator
 
-    figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.2), constrained_layout=True)
+    num_groups = len(comparison.groups)
+    colours = plt.get_cmap("tab10" if num_groups <= 10 else "tab20")
+    figure, axes = plt.subplots(1, len(PANELS), figsize=(15, 4.6), constrained_layout=True)
     for axis, (key, title) in zip(axes, PANELS, strict=True):
         for index, group in enumerate(comparison.groups):
             by_step: dict[int, list[float]] = {}
@@ -369,7 +395,12 @@ def plot(comparison: Comparison, path: pathlib.Path) -> None:
                 continue
             means = [statistics.mean(by_step[step]) for step in steps]
             (line,) = axis.plot(
-                steps, means, marker=".", markersize=4, label=comparison.label(index)
+                steps,
+                means,
+                marker=".",
+                markersize=4,
+                color=colours(index % colours.N),
+                label=comparison.label(index),
             )
             low, high = ([edge(by_step[step]) for step in steps] for edge in (min, max))
             axis.fill_between(steps, low, high, color=line.get_color(), alpha=0.15, linewidth=0)
@@ -377,8 +408,8 @@ def plot(comparison: Comparison, path: pathlib.Path) -> None:
         axis.set_xlabel("step", fontsize=8)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         axis.grid(alpha=0.3)
-    if len(comparison.groups) > 1:
-        axes[0].legend(fontsize=8)
+    if num_groups > 1:
+        figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=8)
     figure.savefig(path, dpi=110)
     plt.close(figure)
 

@@ -44,6 +44,21 @@ def test_figures_are_mean_and_sample_deviation(runs):
     assert "differ" not in table
 
 
+def test_groups_are_called_as_their_folders(tmp_path):
+    """Sixteen letters say nothing; but `alpha_025` with seed 0 is no run of a group `alpha`."""
+    folders = [
+        run_folders.write_run(tmp_path / f"{name}_{seed}", 2, seed=seed, alpha=alpha)
+        for seed in (0, 1)
+        for name, alpha in (("code_a1", 0.5), ("alpha_025", 0.25))
+    ]
+    comparison = compare.compare(folders)
+    assert [group.name for group in comparison.groups] == ["code_a1", "alpha_025"]
+    assert comparison.label(1) == "alpha_025"
+    other = run_folders.write_run(tmp_path / "alpha_075", 2, seed=0, alpha=0.75)
+    comparison = compare.compare([*folders, other])
+    assert [group.name for group in comparison.groups] == ["A", "B", "C"]
+
+
 def test_one_run_has_no_spread(runs):
     table = compare.markdown(compare.compare([runs["a0"]]))
     assert "±" not in table.splitlines()[4]
@@ -55,6 +70,7 @@ def test_summary_adds_up_by_hand(runs):
     summary = compare.summarize(run)
     assert (summary.first_pass_rate, summary.final_pass_rate) == (0.4, 0.6)
     assert (summary.best_pass_rate, summary.best_step) == (0.6, 6)
+    assert summary.book_size == run.rows[-1]["book/size"]
     assert summary.steps == 6
     assert summary.tokens == 6 * 2 * 1000
     assert summary.wall_s == 90 + 5 * 9

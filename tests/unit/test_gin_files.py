@@ -99,7 +99,7 @@ def assert_changes(before: TrainConfig, after: TrainConfig, wanted: dict[str, An
 def test_every_file_is_named_here() -> None:
     names = {folder: {p.stem for p in (GIN / folder).glob("*.gin")} for folder in FOLDERS}
     assert names == FOLDERS
-    assert len(RUNS) == 6
+    assert len(RUNS) == 7
 
 
 FOLDERS = {"ablations": set(ABLATIONS), "baselines": {*BASELINES, "sft_recipe"}}
@@ -164,8 +164,8 @@ def test_checkpoint_recipes_bind() -> None:
     assert build(SftConfig, [str(GIN / "runs" / "sft_tiny.gin")]).checkpoint == ""
     wide = build(SftConfig, [str(GIN / "runs" / "sft_wide.gin")])
     assert wide.checkpoint == "codea1_jax/assets/tiny"
-    assert (wide.data.mix.black_box_share, wide.data.mix.no_answer_share) == (0.3, 0.3)
-    assert wide.optimizer.total_steps == wide.num_steps == 240
+    assert (wide.data.mix.black_box_share, wide.data.mix.no_answer_share) == (0.25, 0.45)
+    assert wide.optimizer.total_steps == wide.num_steps == 500
 
 
 @pytest.mark.parametrize(
@@ -190,3 +190,14 @@ def test_a_run_that_trains_nothing_is_refused() -> None:
     flags = ("coder/RoleConfig.is_trained = False", "tester/RoleConfig.is_trained = False")
     with pytest.raises(ConfigurationError, match=r"num_steps=30 but no role .*num_steps=0"):
         bind("smoke", flags=flags)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("EvalConfig.every_steps = 4",), ("EvalConfig.every_steps = 0",), ("EvalConfig.suite = ''",)],
+)
+def test_the_best_of_what_is_not_evaluated_is_refused(flags: tuple[str, ...]) -> None:
+    keep = "TrainConfig.keep_best_checkpoints = 2"
+    assert bind("smoke", flags=(keep, "EvalConfig.every_steps = 5")).keep_best_checkpoints == 2
+    with pytest.raises(ConfigurationError, match=r"=2 needs .* divisor of .*save_every_steps=10"):
+        bind("smoke", flags=(keep, *flags))
