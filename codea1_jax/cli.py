@@ -75,7 +75,12 @@ def _add_eval(parser: argparse.ArgumentParser) -> None:
 def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run_dir", type=pathlib.Path, required=True)
     parser.add_argument("--role", choices=("coder", "tester"), required=True)
-    parser.add_argument("--step", type=int, help="default: the latest checkpoint")
+    parser.add_argument(
+        "--step",
+        type=lambda text: text if text == "best" else int(text),
+        metavar="{NUMBER,best}",
+        help="which checkpoint; best: by hold-out pass rate; default: the latest",
+    )
     parser.add_argument("--output", type=pathlib.Path, required=True)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
 

@@ -133,6 +133,8 @@ class TrainConfig:
       num_minibatches: optimizer steps per training step and role.
       seed: seed of sampling.
       save_every_steps: checkpoints; one is always written at the end and on Ctrl-C.
+      keep_checkpoints: the newest so many stay.
+      keep_best_checkpoints: so many with the highest hold-out pass rate stay as well.
       share_weights: one set of weights, the coder's, plays both roles (self-play); the tester's
         checkpoint, optimizer and loss are not used.
       allow_changed_config: continue a run whose configuration differs from its checkpoint's.
@@ -150,6 +152,7 @@ class TrainConfig:
     evaluation: EvalConfig = EvalConfig()
     save_every_steps: int = 50
     keep_checkpoints: int = 2
+    keep_best_checkpoints: int = 0
     share_weights: bool = False
     allow_changed_config: bool = False
 
@@ -213,13 +216,26 @@ def _check_run(config: TrainConfig) -> None:
     names = [role.name for role in config.roles]
     if names != ["coder", "tester"]:
         raise ConfigurationError(f"TrainConfig.roles: expected coder and tester, got {names}")
-    for key in ("num_steps", "problems_per_step", "num_minibatches", "save_every_steps"):
+    for key, least in (
+        ("num_steps", 0),
+        ("problems_per_step", 1),
+        ("num_minibatches", 1),
+        ("save_every_steps", 1),
+        ("keep_checkpoints", 1),
+        ("keep_best_checkpoints", 0),
+    ):
         value = getattr(config, key)
-        least = 0 if key == "num_steps" else 1
         if not isinstance(value, int) or value < least:
             raise ConfigurationError(
                 f"TrainConfig.{key}={value!r}; it must be an integer >= {least}"
             )
+    every = config.evaluation.every_steps if config.evaluation.suite else 0
+    if config.keep_best_checkpoints and (every < 1 or config.save_every_steps % every):
+        raise ConfigurationError(
+            f"TrainConfig.keep_best_checkpoints={config.keep_best_checkpoints} needs an evaluation "
+            "at every checkpoint: set EvalConfig.suite, and EvalConfig.every_steps to a divisor of "
+            f"TrainConfig.save_every_steps={config.save_every_steps}"
+        )
     if config.num_steps > 0 and not any(role.is_trained for role in config.roles):
         raise ConfigurationError(
             f"TrainConfig.num_steps={config.num_steps} but no role has RoleConfig.is_trained=True; "

@@ -1,6 +1,7 @@
 """A trained role as a Hugging Face directory that transformers and vLLM load."""
 
 import pathlib
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,17 @@ from codea1_jax.roles import make_learner
 
 
 def export_role(
-    run_dir: pathlib.Path, role_name: str, step: int | None, output: pathlib.Path, dtype: str
+    run_dir: pathlib.Path,
+    role_name: str,
+    step: int | Literal["best"] | None,
+    output: pathlib.Path,
+    dtype: str,
 ) -> None:
     """Writes weights, configuration, generation configuration and tokenizer of a role.
 
     Args:
-      step: which checkpoint; None: the latest.
+      step: which checkpoint; "best": of those that are there, the one with the highest hold-out
+        pass rate; None: the latest.
 
     Raises:
       UserError: no such run, checkpoint or trained role.
@@ -32,8 +38,12 @@ def export_role(
     role = config.role(role_name)
     if not role.is_trained:
         raise UserError(f"--role={role_name} was frozen in this run; use {role.checkpoint} itself")
-    manager = CheckpointManager(run_dir / "checkpoints", config.keep_checkpoints)
+    manager = CheckpointManager(run_dir / "checkpoints")
     saved = manager.all_steps()
+    if step == "best":
+        step = manager.best_step()
+        if step is None:
+            raise UserError(f"--step=best: no checkpoint in {run_dir} was evaluated")
     step = saved[-1] if step is None and saved else step
     if step not in saved:
         raise UserError(f"--step={step}: {run_dir} has checkpoints of steps {saved or 'none'}")

@@ -126,8 +126,10 @@ def build(
     )
 
 
-def save(run: Run, manager: CheckpointManager, step: int, config_text: str) -> None:
-    """Saves the whole state of the run after `step`."""
+def save(
+    run: Run, manager: CheckpointManager, step: int, config_text: str, score: float | None
+) -> None:
+    """Saves the whole state of the run after `step`, with what its evaluation gave, if any."""
     state = RunState(
         step=step,
         arrays={role.name: role.state for role in run.roles if role.config.is_trained},
@@ -137,7 +139,7 @@ def save(run: Run, manager: CheckpointManager, step: int, config_text: str) -> N
         dataset=dataset_fingerprint(run.problems),
         config=config_text,
     )
-    manager.save(step, state.arrays, state.meta())
+    manager.save(step, state.arrays, state.meta(), score)
 
 
 def restore(run: Run, manager: CheckpointManager, config_text: str) -> int:

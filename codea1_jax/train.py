@@ -75,7 +75,9 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
 
         if distributed.is_leader():
             run_dir.mkdir(parents=True, exist_ok=True)
-        manager = CheckpointManager(run_dir / "checkpoints", config.keep_checkpoints)
+        manager = CheckpointManager(
+            run_dir / "checkpoints", config.keep_checkpoints, config.keep_best_checkpoints
+        )
         stack.callback(manager.close)
         start = restore(run, manager, config_text)
         write = stack.enter_context(run_log(run_dir, start, config_text))
@@ -85,22 +87,28 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
             values = run.holdout.evaluate(run.coder, client, 0, config.seed, progress)
             write(0, values)
             progress.say(f"step 0/{config.num_steps}  {_evaluation_words(values)}")
+        score = None  # of the state as it is
         for step in range(start + 1, config.num_steps + 1):
             try:
                 values = train_step(run, step)
             except (Interrupted, TooManyUnknown, MismatchTooLarge) as stop:
-                save(run, manager, step - 1, config_text)
+                save(run, manager, step - 1, config_text, score)
                 progress.say(f"saved after step {step - 1}; the same command goes on from there")
                 if isinstance(stop, Interrupted):
                     return EXIT_INTERRUPTED
                 raise
+            score = None
             if run.holdout.is_due(step, config.num_steps):
                 values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
+                score = values["eval/coder/pass_rate"]
             write(step, values | _phase_times(progress))
             progress.finish_step(_step_words(values))
             if step % config.save_every_steps == 0 or step == config.num_steps:
                 with progress.phase("checkpoint"):
-                    save(run, manager, step, config_text)
+                    save(run, manager, step, config_text, score)
+        best = manager.best_step() if config.keep_best_checkpoints else None
+        if best is not None:
+            progress.say(f"best on the hold-out: the checkpoint of step {best}")
     return 0
 
 

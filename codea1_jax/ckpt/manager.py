@@ -5,11 +5,18 @@ object (step, Mistake Book, data cursor, policy versions, configuration, fingerp
 to a temporary folder and renames it: a run killed while saving finds its previous checkpoint.
 """
 
+import dataclasses
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
+from orbax.checkpoint.checkpoint_managers import (
+    PolicyCheckpointInfo,
+    PreservationContext,
+    PreservationPolicy,
+)
 
 from codea1_jax.errors import UserError
 
@@ -18,14 +25,54 @@ class RestoreError(UserError):
     """A checkpoint that does not belong to this configuration; says what differs and what to do."""
 
 
-class CheckpointManager:
-    """Saves and restores (arrays, meta) pairs by step under one folder."""
+@dataclasses.dataclass(frozen=True)
+class KeepLastAndBest(PreservationPolicy):
+    """Which checkpoints stay: the last ones, and those with the highest scores.
 
-    def __init__(self, directory: pathlib.Path, keep_last: int = 2):
+    Of equal scores the later one is the better. A checkpoint without a score is never among the
+    best.
+    """
+
+    last: int
+    best: int
+
+    def should_preserve(
+        self, checkpoints: Sequence[PolicyCheckpointInfo], *, context: PreservationContext
+    ) -> list[bool]:
+        steps = [info.step for info in checkpoints]
+        kept = set(steps[-self.last :])
+        scores = {info.step: _score(info.metrics) for info in checkpoints}
+        kept.update(_ranked(scores)[: self.best])
+        return [step in kept for step in steps]
+
+
+def _score(metrics: Any) -> float | None:
+    return (metrics or {}).get("score")
+
+
+def _ranked(scores: dict[int, float | None]) -> list[int]:
+    """Steps that have a score, the best first."""
+    known = [(score, step) for step, score in scores.items() if score is not None]
+    return [step for _, step in sorted(known, reverse=True)]
+
+
+class CheckpointManager:
+    """Saves and restores (arrays, meta) pairs by step under one folder.
+
+    Args:
+      keep_last: the newest so many stay; at least 1.
+      keep_best: so many with the highest scores stay as well.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep_last: int = 2, keep_best: int = 0):
         self.directory = directory.absolute()
         self._manager = ocp.CheckpointManager(
             self.directory,
-            options=ocp.CheckpointManagerOptions(max_to_keep=keep_last, create=True),
+            options=ocp.CheckpointManagerOptions(
+                preservation_policy=KeepLastAndBest(keep_last, keep_best),
+                best_fn=lambda metrics: metrics["score"],  # without one Orbax writes no metrics
+                create=True,
+            ),
             item_names=("arrays", "meta"),
         )
 
@@ -35,9 +82,17 @@ class CheckpointManager:
     def all_steps(self) -> list[int]:
         return sorted(self._manager.all_steps())
 
-    def save(self, step: int, arrays: Any, meta: dict[str, Any]) -> None:
-        """Saves; a failure raises here or at the next call, so that a run never goes on unsaved.
+    def best_step(self) -> int | None:
+        """The step with the highest score among the checkpoints that are there."""
+        scores = {step: _score(self._manager.metrics(step)) for step in self.all_steps()}
+        return next(iter(_ranked(scores)), None)
 
+    def save(
+        self, step: int, arrays: Any, meta: dict[str, Any], score: float | None = None
+    ) -> None:
+        """Saves, then removes what need not be kept.
+
+        A failure raises here or at the next call, so that a run never goes on unsaved.
         On the CPU backend the write is waited for: host and device memory are the same there, and
         the next update donates these buffers.
         """
@@ -48,6 +103,7 @@ class CheckpointManager:
             args=ocp.args.Composite(
                 arrays=ocp.args.StandardSave(arrays), meta=ocp.args.JsonSave(meta)
             ),
+            metrics={"score": score},
         )
         if jax.default_backend() == "cpu":
             self.wait()

@@ -91,3 +91,31 @@ def test_any_mismatch_is_refused(tmp_path, arrays, change):
     with pytest.raises(RestoreError, match="checkpoint"):
         manager.restore_arrays(3, target)
     manager.close()
+
+
+def steps_kept(folder, scores, first=1, **kept):
+    """Saves a step per score with a manager of its own, as a resumed run does."""
+    manager = CheckpointManager(folder, **kept)
+    for step, score in enumerate(scores, first):
+        manager.save(step, {"count": jnp.int32(step)}, {"step": step}, score)
+        assert manager.latest_step() == step
+    found = manager.all_steps(), manager.best_step()
+    manager.close()
+    return found
+
+
+def test_the_best_stay_beside_the_last(tmp_path):
+    """A run that ends worse than it was half way must not have deleted its best weights."""
+    scores = [0.5, 0.9, 0.2, 0.8, 0.8, 0.1]
+    assert steps_kept(tmp_path, scores, keep_last=1, keep_best=2) == ([2, 5, 6], 2)
+    # Scores are read back from disk; the newest stays, though it is the worst, and then goes.
+    assert steps_kept(tmp_path, [0.0], 7, keep_last=1, keep_best=2) == ([2, 5, 7], 2)
+    assert steps_kept(tmp_path, [1.0], 8, keep_last=1, keep_best=2) == ([2, 8], 8)
+    manager = CheckpointManager(tmp_path)
+    assert manager.restore_arrays(2, {"count": jnp.int32(0)})["count"] == 2
+    manager.close()
+
+
+def test_what_was_not_evaluated_is_never_the_best(tmp_path):
+    assert steps_kept(tmp_path, [None, 0.0, None, None], keep_last=1, keep_best=3) == ([2, 4], 2)
+    assert steps_kept(tmp_path / "none", [None, None, None], keep_last=2) == ([2, 3], None)
