@@ -37,7 +37,11 @@ MAX_BLOCKS = 16
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class KVCache:
-    """Keys (rotated) and values of all layers in the compute dtype, [Y B S K H] each."""
+    """Keys (rotated) and values of all layers in the compute dtype, [B Y S K H] each.
+
+    Rows come first because a TPU's decode loop wants them so: with layers first it keeps a second
+    copy of the cache.
+    """
 
     k: Array
     v: Array
@@ -103,7 +107,7 @@ def attend_full(
     b, length, n, h = q.shape
     if branch_ids is None:
         branch_ids = jnp.zeros_like(segment_ids)
-    k, v = _repeated_for_tensor(k, n), _repeated_for_tensor(v, n)
+    k, v = repeated_for_tensor(k, n), repeated_for_tensor(v, n)
     block = min(max(QUERY_BLOCK, -(-length // MAX_BLOCKS)), length)
     pad = -length % block
     q, k, v = (jnp.pad(x, ((0, 0), (0, pad), (0, 0), (0, 0))) for x in (q, k, v))
@@ -189,7 +193,7 @@ def _block_scores(
     index = jnp.arange(rows.stop)
     q_ids = (segment_ids[:, rows], branch_ids[:, rows], index[rows])
     k_ids = (segment_ids[:, : rows.stop], branch_ids[:, : rows.stop], index)
-    visible = _segment_mask(q_ids, k_ids)[:, None, None]
+    visible = segment_mask(q_ids, k_ids)[:, None, None]
     return _masked(scores, visible, q.shape[-1])
 
 
@@ -204,7 +208,7 @@ def _grouped(q: Float[Array, "B L N H"], num_kv: int) -> Float[Array, "B L K G H
     return q.reshape(b, length, num_kv, n // num_kv, h)
 
 
-def _repeated_for_tensor(
+def repeated_for_tensor(
     x: Float[Array, "..."],
     num_heads: int,
     axes: tuple[str, ...] = ("batch", "length", "act_kv_heads", "head_dim"),
@@ -230,7 +234,7 @@ def attend_cache(
 ) -> Float[Array, "B 1 N H"]:
     """One query a row against cache slots 0..positions[b]."""
     b, _, n, h = q.shape
-    k, v = _repeated_for_tensor(k, n), _repeated_for_tensor(v, n)
+    k, v = repeated_for_tensor(k, n), repeated_for_tensor(v, n)
     scores = _product("BQKGH,BSKH->BKGQS", _grouped(q, k.shape[2]), k, jnp.float32)
     visible = jnp.arange(k.shape[1])[None, :] <= positions[:, None]
     weights = jax.nn.softmax(_masked(scores, visible[:, None, None, None], h), axis=-1)
@@ -259,7 +263,7 @@ def attend_layer(
 ) -> Float[Array, "B 1 N H"]:
     """`attend_cache` on one layer's cache in head-major form."""
     b, _, n, h = q.shape
-    k, v = (_repeated_for_tensor(x, n, LAYER_CACHE_AXES) for x in (cache.k, cache.v))  # [B K S H]
+    k, v = (repeated_for_tensor(x, n, LAYER_CACHE_AXES) for x in (cache.k, cache.v))  # [B K S H]
     num_kv, num_slots = k.shape[1:3]
     grouped = q.reshape(b, num_kv, n // num_kv, h)
     scores = _product("BKGH,BKSH->BKGS", grouped, k, jnp.float32)
@@ -269,7 +273,7 @@ def attend_layer(
     return constrain(out.reshape(b, 1, n, h), "batch", "length", "act_heads", "head_dim")
 
 
-def _segment_mask(
+def segment_mask(
     q_ids: tuple[Int[Array, "B Q"], Int[Array, "B Q"], Int[Array, "Q"]],
     k_ids: tuple[Int[Array, "B L"], Int[Array, "B L"], Int[Array, "L"]],
 ) -> Bool[Array, "B Q L"]:

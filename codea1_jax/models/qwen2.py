@@ -221,7 +221,8 @@ class LanguageModel:
                 cache.append(LayerCache(*(constrain(a, *LAYER_CACHE_AXES) for a in padded)))
         else:
             x, kv = self._scan_layers(params, x, rotary, attend)
-            padded = (jnp.pad(a, ((0, 0), (0, 0), unused, (0, 0), (0, 0))) for a in kv)
+            rows = (jnp.swapaxes(a, 0, 1) for a in kv)  # [B Y P K H]
+            padded = (jnp.pad(a, ((0, 0), (0, 0), unused, (0, 0), (0, 0))) for a in rows)
             cache = KVCache(*(constrain(a, *CACHE_AXES) for a in padded))
         last = jnp.maximum(lengths - 1, 0)[:, None, None]
         x = jnp.take_along_axis(x, last, axis=1)[:, 0]  # [B D]
@@ -274,17 +275,13 @@ class LanguageModel:
     ) -> tuple[Array, KVCache]:
         def write(stack: Array, new: Array) -> Array:
             # vmap over rows makes a scatter with a batch dimension, which XLA can partition.
-            put = jax.vmap(
-                lambda row, at, value: row.at[layer_index, at].set(value, mode="drop"),
-                in_axes=(1, 0, 0),
-                out_axes=1,
-            )
+            put = jax.vmap(lambda row, at, value: row.at[layer_index, at].set(value, mode="drop"))
             return constrain(put(stack, positions, new[:, 0]), *CACHE_AXES)
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
             written = KVCache(write(cache.k, k), write(cache.v, v))
-            layer_k = lax.dynamic_index_in_dim(written.k, layer_index, keepdims=False)
-            layer_v = lax.dynamic_index_in_dim(written.v, layer_index, keepdims=False)
+            layer_k = lax.dynamic_index_in_dim(written.k, layer_index, axis=1, keepdims=False)
+            layer_v = lax.dynamic_index_in_dim(written.v, layer_index, axis=1, keepdims=False)
             return attend_cache(q, layer_k, layer_v, positions), written
 
         return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)

@@ -41,7 +41,7 @@ RULES: dict[str, tuple[str, ...]] = {
     "act_kv_heads": ("tensor",),
     "act_mlp": ("tensor",),
 }
-CACHE_AXES = ("layers", "batch", "length", "act_kv_heads", "head_dim")
+CACHE_AXES = ("batch", "layers", "length", "act_kv_heads", "head_dim")
 
 
 def partition_spec(
@@ -112,8 +112,8 @@ def batch_sharding(mesh: Mesh) -> NamedSharding:
 
 
 def cache_sharding(config: Qwen2Config, mesh: Mesh, num_rows: int) -> NamedSharding:
-    """Sharding of both arrays [Y B S K H] of a KV cache with `num_rows` rows."""
-    shape = (1, num_rows, 1, config.num_key_value_heads, 1)
+    """Sharding of both arrays [B Y S K H] of a KV cache with `num_rows` rows."""
+    shape = (num_rows, 1, 1, config.num_key_value_heads, 1)
     return NamedSharding(mesh, partition_spec(CACHE_AXES, shape, mesh.shape))
 
 

@@ -112,7 +112,6 @@ class Programs:
         self._compiled: dict[tuple[Any, ...], Program] = {}
         self._is_fused = mesh.devices.flat[0].platform == "cpu" and mesh.shape["tensor"] == 1
         self._num_row_shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
-        self._rows_axis = 0 if self._is_fused else 1  # of every leaf of a cache
         self._decode_view = functools.partial(model.decode_view, fused=self._is_fused)
         abstract_view = jax.eval_shape(self._decode_view, model.abstract_params())
         self._view_shardings = self._shardings_of_view(abstract_view)
@@ -159,7 +158,7 @@ class Programs:
 
         def run(view: Params, tokens: Array, lengths: Array) -> tuple[Cache, ...]:
             _, cache = self._model.prefill(view, tokens, lengths, prompt_length)
-            return tuple(_row(cache, i, self._rows_axis) for i in range(num_rows))
+            return tuple(_row(cache, i) for i in range(num_rows))
 
         return self._get(
             ("prefill", num_rows, prompt_length),
@@ -193,7 +192,7 @@ class Programs:
                     lambda rows, row: jax.lax.dynamic_update_slice(
                         rows,
                         row,
-                        [slots[i] if axis == self._rows_axis else 0 for axis in range(rows.ndim)],
+                        [slots[i], *(0 for _ in rows.shape[1:])],
                     ),
                     cache,
                     prompt,
@@ -214,7 +213,7 @@ class Programs:
         """(cache, old row of each new one i32[after.rows]) -> cache of the smaller shape."""
 
         shardings = self._cache(*after)[1]
-        take = functools.partial(_take_rows, axis=self._rows_axis, shards=self._num_row_shards)
+        take = functools.partial(_take_rows, shards=self._num_row_shards)
         if self._num_row_shards > 1:
             specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
             take = jax.shard_map(take, in_specs=(specs, P()), out_specs=specs, check_vma=False)
@@ -361,7 +360,7 @@ class Programs:
                 [LayerCache(leaf, leaf)] * num_layers,
                 [LayerCache(sharding, sharding)] * num_layers,
             )
-        shape = (num_layers, num_rows, cache_length, heads, config.head_dim)
+        shape = (num_rows, num_layers, cache_length, heads, config.head_dim)
         sharding = cache_sharding(config, self._mesh, num_rows)
         leaf = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         return KVCache(leaf, leaf), KVCache(sharding, sharding)
@@ -378,32 +377,32 @@ class Programs:
         return jax.tree.map(keep_tensor, param_shardings(self._model, self._mesh))
 
 
-def _row(cache: Cache, index: int, axis: int) -> Cache:
-    return jax.tree.map(lambda rows: jax.lax.slice_in_dim(rows, index, index + 1, axis=axis), cache)
+def _row(cache: Cache, index: int) -> Cache:
+    return jax.tree.map(lambda rows: rows[index : index + 1], cache)
 
 
-def _take_rows(cache: Cache, old: Array, *, axis: int, shards: int) -> Cache:
+def _take_rows(cache: Cache, old: Array, *, shards: int) -> Cache:
     """Rows `old` of a cache, in that order; with several shards, inside shard_map.
 
     Row after row is sent from the shard that has it to the one that wants it. A plain gather along
     a split axis makes XLA put together the whole result on every device, in float32.
     """
     if shards == 1:
-        return jax.tree.map(lambda rows: jnp.take(rows, old, axis=axis), cache)
+        return jax.tree.map(lambda rows: jnp.take(rows, old, axis=0), cache)
     axes = RULES["batch"]
     here = jax.lax.axis_index(axes)
 
     def take(rows: Array) -> Array:
-        size, new_size = rows.shape[axis], old.shape[0] // shards
-        at = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=1, axis=axis)
+        size, new_size = rows.shape[0], old.shape[0] // shards
+        at = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=1)
 
         def move(i: Array, new: Array) -> Array:
             row = jnp.where(old[i] // size == here, at(rows, old[i] % size), 0)
             row = jax.lax.psum(row, axes)
             row = jnp.where(i // new_size == here, row, at(new, i % new_size))
-            return jax.lax.dynamic_update_slice_in_dim(new, row, i % new_size, axis)
+            return jax.lax.dynamic_update_slice_in_dim(new, row, i % new_size, 0)
 
-        shape = (*rows.shape[:axis], new_size, *rows.shape[axis + 1 :])
-        return jax.lax.fori_loop(0, old.shape[0], move, jnp.zeros(shape, rows.dtype))
+        new = jnp.zeros((new_size, *rows.shape[1:]), rows.dtype)
+        return jax.lax.fori_loop(0, old.shape[0], move, new)
 
     return jax.tree.map(take, cache)

@@ -91,7 +91,7 @@ def test_key_value_heads_that_do_not_divide_are_replicated():
     table = specs(model, mesh)
     assert table["layers.attention.k.kernel"][0] == P(None, "fsdp", None, None)
     assert table["layers.attention.q.kernel"][0] == P(None, "fsdp", "tensor", None)
-    expected = P(None, ("data", "fsdp"), None, None, None)
+    expected = P(("data", "fsdp"), None, None, None, None)
     assert cache_sharding(model.config, mesh, 8).spec == expected
 
 
