@@ -7,10 +7,12 @@ extended-precision arrays have no plain form.
 Standard library only; numpy is used if it is in `sys.modules` and never imported here.
 """
 
-import math
+from __future__ import annotations
+
 import struct
 import sys
-from typing import Any
+
+from sandbox_service.lean import Any
 
 MAX_DIMS = 32
 
@@ -36,6 +38,8 @@ class NdArray:
         size = item_bytes(dtype)
         if len(shape) > MAX_DIMS or any(n < 0 or n >= 1 << 40 for n in shape):
             raise ArrayError("an array has too many dimensions or too long ones")
+        import math  # not at the top: a cage without arrays does without it
+
         if math.prod(shape) * size != len(data):
             raise ArrayError(f"an array of dtype {dtype!r} and shape {shape} is not its bytes")
         if dtype[1] == "U":

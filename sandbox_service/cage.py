@@ -13,20 +13,20 @@ A slot tries the tier that it is told and reports OSError; the supervisor goes d
 this runs in the slot's own process, before any program does.
 """
 
-import contextlib
+from __future__ import annotations
+
 import errno
-import fcntl
 import os
 import resource
-import signal
 import stat
 import sys
 import time
-from typing import Any
 
 from sandbox_service import linux, seccomp
+from sandbox_service.lean import Any, signal, suppress
 
 TIERS = ("A-root", "A-user", "B", "C", "D")
+_RULES_FD = 32  # above the numbers that a child fills before it needs the rules
 _INNER_UID = 1000  # uid inside a user namespace: not 0, so exec never brings capabilities back
 
 
@@ -99,7 +99,7 @@ class Cage:
         if self.has_own_uid:
             os.setgroups([])
         linux.prctl(linux.PR_SET_DUMPABLE, 0)
-        with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
+        with suppress(OSError), open("/proc/self/oom_score_adj", "w") as file:
             file.write("1000")  # if memory runs out, the host should lose a run and nothing else
         for name, value in limits.items():
             if name == "NPROC" and not (self.has_own_uid or self._has_user_namespace):
@@ -120,7 +120,7 @@ class Cage:
         rest = linux.CLONE_NEWNET | linux.CLONE_NEWIPC | linux.CLONE_NEWUTS
         if self.tier != "C":
             os.unshare(linux.CLONE_NEWNS | rest)
-            with contextlib.suppress(OSError):  # only hides names
+            with suppress(OSError):  # only hides names
                 os.unshare(linux.CLONE_NEWCGROUP)
             self._enter_private_root()
             return
@@ -158,7 +158,7 @@ class Cage:
         os.makedirs(new_root + "/etc")
         for path in ("/etc/ld.so.cache", "/etc/localtime", "/etc/alternatives"):
             if os.path.exists(path):
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     _bind_read_only(os.path.realpath(path), new_root + path)
         os.makedirs(new_root + "/dev")
         for name in ("null", "zero", "full", "random", "urandom"):
@@ -233,8 +233,7 @@ class Cage:
         readable += [p for p in ("/etc/ld.so.cache", "/etc/localtime") if os.path.exists(p)]
         try:
             rules = linux.landlock_rules(["/proc"], readable, [self.scratch, "/dev/null"])
-            # Above the numbers that a child fills before it needs the rules.
-            self._rules = fcntl.fcntl(rules, fcntl.F_DUPFD_CLOEXEC, 32)
+            self._rules = os.dup2(rules, _RULES_FD, inheritable=False)
             os.close(rules)
         except OSError as error:
             if self.tier == "B" and not self.has_own_uid:
@@ -269,15 +268,15 @@ class Cage:
 
     def _kill_all(self) -> None:
         if self.has_pid_namespace:
-            with contextlib.suppress(ChildProcessError):
+            with suppress(ChildProcessError):
                 while True:
                     # Again after each that went: not every kernel (gVisor) stops those that fork.
-                    with contextlib.suppress(ProcessLookupError):
+                    with suppress(ProcessLookupError):
                         os.kill(-1, signal.SIGKILL)
                     os.waitpid(-1, 0)
             return
         while self._kill_descendants():
-            with contextlib.suppress(ChildProcessError):
+            with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
 
@@ -286,11 +285,11 @@ class Cage:
             with open(f"/proc/self/task/{os.getpid()}/children") as file:
                 pids = [int(pid) for pid in file.read().split()]
         except OSError:
-            with contextlib.suppress(ChildProcessError):
+            with suppress(ChildProcessError):
                 os.waitpid(-1, os.WNOHANG)
             return False
         for pid in pids:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
+            with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         return bool(pids)
 
@@ -307,12 +306,12 @@ class Cage:
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == slot:
                 continue
-            with contextlib.suppress(OSError, IndexError, ValueError):
+            with suppress(OSError, IndexError, ValueError):
                 with open(f"/proc/{name}/stat", "rb") as file:
                     fields = file.read().rpartition(b")")[2].split()
                 own, ended = [sum(map(int, fields[at : at + 2])) / tick for at in (11, 13)]
                 # Ticks are rounded down for each process: 32 of them hide half a second.
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     own = time.clock_gettime(linux.cpu_clock(int(name)))
                 rows[int(name)] = (int(fields[1]), own + ended, int(fields[21]))
         if not self.has_pid_namespace:
@@ -389,7 +388,7 @@ def _empty_folder(path: str) -> None:
                     continue
                 except OSError:
                     pass
-                with contextlib.suppress(OSError):
+                with suppress(OSError):
                     os.chmod(name, 0o700, dir_fd=top, follow_symlinks=True)
                 serial = _lift_folders(top, name, serial)
                 os.rmdir(name, dir_fd=top)

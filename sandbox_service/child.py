@@ -13,18 +13,18 @@ the outcome it deserves.
 Imported by the zygote before it forks; standard library only.
 """
 
+from __future__ import annotations
+
 import builtins
-import contextlib
 import io
 import marshal
 import os
-import signal
 import sys
 import time
 from types import ModuleType
-from typing import Any, NoReturn
 
 from sandbox_service import codec, protocol, proxy, suites
+from sandbox_service.lean import Any, NoReturn, signal, suppress
 
 # Bound before any candidate code runs, because it may replace the attributes of these modules.
 _write = os.write
@@ -84,36 +84,39 @@ def new_stdout() -> io.TextIOWrapper:
 
 
 def run_payload(payload: bytes, result_fd: int) -> NoReturn:
-    """Runs a payload of `pool.pack_payload` and leaves the process; never returns."""
+    """Runs a payload of `results.new_attempt` and leaves the process; never returns."""
     status = 70
     try:
-        mode, program, entry_point, work, first_index, call_cpu_s, value_bytes, seed, nonce = (
-            marshal.loads(payload)
-        )
-        _seed_random(payload, seed)
-        del payload
-        stdout = sys.stdout
-        reporter = Reporter(result_fd, nonce)
-        reporter.send(protocol.STARTED)
-        if mode == protocol.MODE_SCRIPT:
-            status = _run_script(reporter, program, work)
-        elif mode == protocol.MODE_SERVE:
-            _serve(reporter, program, entry_point, call_cpu_s, value_bytes)
-            status = 0
-        elif mode == protocol.MODE_TESTS:
-            _run_tests(reporter, program, entry_point, work, first_index, call_cpu_s, value_bytes)
-            status = 0
-        elif mode == protocol.MODE_IN_PROCESS:
-            _run_in_process(reporter, program, entry_point, work, first_index, call_cpu_s)
-            status = 0
-        else:
-            _execute(reporter, program, entry_point, work, first_index, call_cpu_s, value_bytes)
-            status = 0
-        # Its own file: a program may have put another one in the place of sys.stdout.
-        io.TextIOWrapper.flush(stdout)  # type: ignore[arg-type]
-        reporter.send(protocol.FINISHED)
+        status = run(payload, result_fd)
     finally:
         _exit(status)
+
+
+def run(payload: bytes, result_fd: int) -> int:
+    """Runs a payload; returns the exit status."""
+    status = 0
+    mode, program, entry_point, work, first_index, call_cpu_s, value_bytes, seed, nonce = (
+        marshal.loads(payload)
+    )
+    _seed_random(payload, seed)
+    del payload
+    stdout = sys.stdout
+    reporter = Reporter(result_fd, nonce)
+    reporter.send(protocol.STARTED)
+    if mode == protocol.MODE_SCRIPT:
+        status = _run_script(reporter, program, work)
+    elif mode == protocol.MODE_SERVE:
+        _serve(reporter, program, entry_point, call_cpu_s, value_bytes)
+    elif mode == protocol.MODE_TESTS:
+        _run_tests(reporter, program, entry_point, work, first_index, call_cpu_s, value_bytes)
+    elif mode == protocol.MODE_IN_PROCESS:
+        _run_in_process(reporter, program, entry_point, work, first_index, call_cpu_s)
+    else:
+        _execute(reporter, program, entry_point, work, first_index, call_cpu_s, value_bytes)
+    # Its own file: a program may have put another one in the place of sys.stdout.
+    io.TextIOWrapper.flush(stdout)  # type: ignore[arg-type]
+    reporter.send(protocol.FINISHED)
+    return status
 
 
 def _seed_random(payload: bytes, seed: int) -> None:
@@ -201,7 +204,7 @@ def _run_script(reporter: Reporter, program: bytes, stdin: bytes) -> int:
         return 0
     except SystemExit as exit_error:
         if exit_error.code in (None, 0):
-            with contextlib.suppress(BaseException):
+            with suppress(BaseException):
                 _finish_script()
             return 0
         error = exit_error

@@ -19,13 +19,14 @@ This module runs inside the sandboxed process as well as in the server and in th
 library only, and nothing that is costly to import.
 """
 
+from __future__ import annotations
+
 import struct
 import sys
-from collections.abc import Callable
-from typing import Any
 
 from sandbox_service import arrays
 from sandbox_service.arrays import NdArray as NdArray
+from sandbox_service.lean import Any, Callable
 
 VERSION = 2
 MAX_BYTES = 1 << 20
@@ -63,7 +64,7 @@ def encode(
     max_bytes: int = MAX_BYTES,
     max_nodes: int = MAX_NODES,
     max_depth: int = MAX_DEPTH,
-    handle_of: "Callable[[Any], int] | None" = None,
+    handle_of: Callable[[Any], int] | None = None,
 ) -> bytes:
     """Encodes plain data. Raises OpaqueError or BudgetError (both CodecError).
 
@@ -84,7 +85,7 @@ def _encode(
     max_nodes: int,
     max_depth: int,
     is_canonical: bool,
-    handle_of: "Callable[[Any], int] | None" = None,
+    handle_of: Callable[[Any], int] | None = None,
 ) -> bytes:
     writer = _Writer(max_bytes, max_nodes, is_canonical, handle_of)
     out = bytearray()
@@ -114,7 +115,7 @@ class _Writer:
         max_bytes: int,
         max_nodes: int,
         is_canonical: bool,
-        handle_of: "Callable[[Any], int] | None",
+        handle_of: Callable[[Any], int] | None,
     ) -> None:
         self.bytes_left = max_bytes
         self.nodes_left = max_nodes
@@ -334,7 +335,7 @@ def decode(
     max_bytes: int = MAX_BYTES,
     max_nodes: int = MAX_NODES,
     max_depth: int = MAX_DEPTH,
-    from_handle: "Callable[[int], Any] | None" = None,
+    from_handle: Callable[[int], Any] | None = None,
 ) -> Any:
     """Decodes any bytes into plain data; raises CodecError for all that `encode` never wrote."""
     if len(data) > max_bytes:
@@ -359,7 +360,7 @@ class _Reader:
     __slots__ = ("at", "data", "from_handle", "nodes_left")
 
     def __init__(
-        self, data: bytes, max_nodes: int, from_handle: "Callable[[int], Any] | None"
+        self, data: bytes, max_nodes: int, from_handle: Callable[[int], Any] | None
     ) -> None:
         self.data = data
         self.from_handle = from_handle

@@ -17,6 +17,7 @@ import time
 from dataclasses import dataclass, replace
 
 from sandbox_service import limits, protocol
+from sandbox_service.claims import Claims, Record, parse_records
 from sandbox_service.packages import profile_for
 from sandbox_service.pool import Attempt, AttemptEnd, Pool, SlotDied
 from sandbox_service.results import (
@@ -48,7 +49,7 @@ _TEST_PREFIX = "Test"  # of the error_type of what the tests are to blame for
 class _Step:
     """One attempt: what the process with the tests said, and how the attempt ended."""
 
-    claims: protocol.Claims
+    claims: Claims
     status: Status
     message: str
     is_tests_fault: bool
@@ -118,7 +119,7 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
     return done
 
 
-def _outcome(record: protocol.Record) -> Outcome:
+def _outcome(record: Record) -> Outcome:
     if record.kind == protocol.VALUE:
         return Outcome(CallStatus.VALUE, cpu_us=record.cpu_us, passed=True)
     name, message = protocol.unpack_error(record.body)
@@ -152,7 +153,7 @@ async def _run_apart(pool: Pool, spec: RunSpec, first: int, done: RunOutcome) ->
     program_end, end = await pool.run_pair(program, _tests_attempt(spec, first, nonces[1], False))
     account(done, program_end)
     done.cpu_s += end.cpu_s
-    program_claims = protocol.parse_records(program_end.result, nonces[0], 0, 0)
+    program_claims = parse_records(program_end.result, nonces[0], 0, 0)
     if not program_claims.is_started and program_end.reason in (0, protocol.REASON_STOPPED):
         raise SlotDied(f"the program did not start (wait status {program_end.wait_status})")
     claims = _suite_claims(end, nonces[1], first)
@@ -178,8 +179,8 @@ def _tests_attempt(spec: RunSpec, first: int, nonce: bytes, is_stub: bool) -> At
     return new_attempt(tests_spec, protocol.MODE_TESTS, work, first, nonce)
 
 
-def _suite_claims(end: AttemptEnd, nonce: bytes, first: int) -> protocol.Claims:
-    claims = protocol.parse_records(end.result, nonce, first, protocol.MAX_TESTS, is_suite=True)
+def _suite_claims(end: AttemptEnd, nonce: bytes, first: int) -> Claims:
+    claims = parse_records(end.result, nonce, first, protocol.MAX_TESTS, is_suite=True)
     if not claims.is_started and not end.reason:
         raise SlotDied(f"the tests did not start (wait status {end.wait_status})")
     return claims

@@ -3,13 +3,17 @@
 Used by the zygotes; imported before they fork, so it holds nothing but thin wrappers.
 """
 
+from __future__ import annotations
+
 import ctypes
 import gc
 import os
-import platform
 import struct
-from collections.abc import Iterable
+from _socket import CMSG_SPACE
+from _socket import socket as Socket
 from types import CodeType
+
+from sandbox_service.lean import Iterable
 
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_NOEXEC = 1, 2, 4, 8
 MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE = 32, 4096, 16384, 1 << 18
@@ -22,6 +26,10 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
+for _function in (_libc.malloc, _libc.mmap, _libc.mremap, _libc.sbrk):
+    _function.restype = ctypes.c_void_p
+_PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
+_MAP_PRIVATE, _MAP_ANONYMOUS, _MREMAP_TO, _MADV_COLLAPSE = 2, 0x20, 3, 25
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CAPSET = {"x86_64": 126, "aarch64": 91}
 
@@ -51,9 +59,9 @@ def unmount(target: str, flags: int = 0) -> None:
 
 def pivot_root_here() -> None:
     """Makes the current folder the root and detaches the old root."""
-    number = _PIVOT_ROOT.get(platform.machine())
+    number = _PIVOT_ROOT.get(os.uname().machine)
     if number is None:
-        raise OSError(38, f"pivot_root: no system call number for {platform.machine()}")
+        raise OSError(38, f"pivot_root: no system call number for {os.uname().machine}")
     _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)
     os.chdir("/")
@@ -71,6 +79,14 @@ def has_pidfd() -> bool:
     except OSError:
         return False
     return True
+
+
+def receive(control: Socket, max_fds: int, max_bytes: int = 4096) -> tuple[bytes, list[int]]:
+    """One message of a socket and the descriptors that came with it; b"" at its end."""
+    room = CMSG_SPACE(max_fds * 4)
+    message, ancillary, _, _ = control.recvmsg(max_bytes, room)
+    fds = [fd for _, _, data in ancillary for fd in memoryview(data).cast("i")]
+    return message, fds
 
 
 def make_immortal() -> None:
@@ -102,6 +118,81 @@ def trim_heap() -> None:
         _libc.malloc_trim(ctypes.c_size_t(0))
 
 
+def spend_free_heap() -> None:
+    """Gives away the free pieces between used ones of the heap, after `trim_heap` (glibc).
+
+    Children then take new memory from the heap's end, page by page; otherwise each of them would
+    write to, and so copy, the many pages that hold a free piece.
+    """
+    if not hasattr(_libc, "malloc_trim"):
+        return
+    last_page = _libc.sbrk(ctypes.c_ssize_t(0)) - 2 * os.sysconf("SC_PAGE_SIZE")
+    size = 1 << 16
+    while size >= 24:  # from large to small: what is left of a piece is used in its turn
+        while _libc.malloc(ctypes.c_size_t(size)) < last_page:
+            pass
+        size = min(size - 16, size * 15 // 16)
+
+
+def use_large_pages() -> None:
+    """Moves the interpreter's code and constants into large pages (2 MiB on x86_64).
+
+    Children map the pages of its file one by one as they use them, and unmap them at their end; a
+    large page costs a fork one entry. As `node --use-largepages` does it: the copy takes the place
+    of the original in one system call. Nothing is done where such pages cannot be had (no Linux
+    6.1, no free memory of that size).
+    """
+    try:
+        with open("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size") as file:
+            large = int(file.read())
+        start, end = _interpreter_constants()
+    except (OSError, ValueError):
+        return
+    first = -(-start // large) * large
+    size = (end - first) // large * large
+    if size <= 0:
+        return
+    room = _libc.mmap(
+        None,
+        ctypes.c_size_t(size + large),
+        _PROT_READ | _PROT_WRITE,
+        _MAP_PRIVATE | _MAP_ANONYMOUS,
+        -1,
+        ctypes.c_long(0),
+    )
+    if room == ctypes.c_void_p(-1).value:
+        return
+    copy = -(-room // large) * large
+    place, length = ctypes.c_void_p(copy), ctypes.c_size_t(size)
+    ctypes.memmove(copy, first, size)
+    is_moved = (
+        _libc.madvise(place, length, _MADV_COLLAPSE) == 0
+        and _libc.mprotect(place, length, _PROT_READ | _PROT_EXEC) == 0
+        and _libc.mremap(place, length, length, _MREMAP_TO, ctypes.c_void_p(first)) == first
+    )
+    # Piece by piece: what was moved away may be another's by now.
+    for low, high in ((room, copy), (copy, copy + size), (copy + size, room + size + large)):
+        if high > low and not (is_moved and low == copy):
+            _libc.munmap(ctypes.c_void_p(low), ctypes.c_size_t(high - low))
+
+
+def _interpreter_constants() -> tuple[int, int]:
+    """Where the code of the interpreter and what is beside it and never written are mapped."""
+    code = ctypes.cast(ctypes.pythonapi.Py_GetVersion, ctypes.c_void_p).value or 0
+    start = end = 0
+    name = b""
+    with open("/proc/self/maps", "rb") as file:
+        for line in file:
+            fields = line.split()
+            low, high = (int(address, 16) for address in fields[0].split(b"-"))
+            if low != end or fields[1][1:2] == b"w" or fields[-1] != name:
+                if start <= code < end:
+                    break
+                start, name = low, fields[-1]
+            end = high
+    return start, end
+
+
 def prctl(option: int, value: int) -> None:
     """prctl(2) with one integer argument."""
     zero = ctypes.c_ulong(0)
@@ -118,9 +209,9 @@ def drop_capabilities() -> None:
             prctl(PR_CAPBSET_DROP, capability)
         except OSError:
             break  # past the last capability that this kernel knows, or not allowed to
-    number = _CAPSET.get(platform.machine())
+    number = _CAPSET.get(os.uname().machine)
     if number is None:
-        raise OSError(38, f"capset: no system call number for {platform.machine()}")
+        raise OSError(38, f"capset: no system call number for {os.uname().machine}")
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     empty = (ctypes.c_uint32 * 6)()
     _check(_libc.syscall(ctypes.c_long(number), header, empty), "capset")

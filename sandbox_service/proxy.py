@@ -19,6 +19,8 @@ What is lost: two arguments that are one list arrive as two; exceptions arrive a
 built-in class; classes of the program cannot be subclassed or caught. Standard library only.
 """
 
+from __future__ import annotations
+
 import _thread
 import builtins
 import operator
@@ -26,10 +28,9 @@ import os
 import struct
 import sys
 import types
-from collections.abc import Callable
-from typing import Any, NoReturn
 
 from sandbox_service import arrays, codec
+from sandbox_service.lean import Any, Callable, NoReturn
 
 _read = os.read
 _write = os.write
@@ -68,7 +69,7 @@ class Handle:
 
     __slots__ = ("_number", "_peer")
 
-    def __init__(self, peer: "Peer", number: int) -> None:
+    def __init__(self, peer: Peer, number: int) -> None:
         object.__setattr__(self, "_peer", peer)
         object.__setattr__(self, "_number", number)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from sandbox_service import limits, protocol
+from sandbox_service.claims import Claims
 from sandbox_service.compare import Comparator
 from sandbox_service.pool import Attempt, AttemptEnd
 
@@ -184,7 +185,7 @@ def new_attempt(
     return attempt
 
 
-def classify(end: AttemptEnd, claims: protocol.Claims, cpu_limit_s: float) -> Status:
+def classify(end: AttemptEnd, claims: Claims, cpu_limit_s: float) -> Status:
     """How one attempt ended, from facts that the slot observed and then from the child's claims."""
     if end.is_output_over or end.is_result_over:
         return Status.OUTPUT_LIMIT
@@ -225,7 +226,7 @@ def note_status(done: RunOutcome, status: Status, end: AttemptEnd, message: str)
         done.exit_code = os.WEXITSTATUS(end.wait_status)
 
 
-def trouble(claims: protocol.Claims) -> str:
+def trouble(claims: Claims) -> str:
     """Why the program did not load, or how it broke the protocol; "" if neither."""
     if claims.load_error is not None:
         return ": ".join(protocol.unpack_error(claims.load_error))

@@ -15,6 +15,7 @@ import os
 import time
 
 from sandbox_service import codec, judged, limits, protocol, stdio
+from sandbox_service.claims import Record, parse_records
 from sandbox_service.compare import equal
 from sandbox_service.pool import Attempt, Pool, SlotDied
 from sandbox_service.results import (
@@ -89,7 +90,7 @@ async def _run_calls(pool: Pool, spec: RunSpec) -> RunOutcome:
         nonce = os.urandom(protocol.NONCE_BYTES)
         try:
             end = await pool.run(_attempt(spec, first, nonce))
-            claims = protocol.parse_records(end.result, nonce, first, len(spec.calls))
+            claims = parse_records(end.result, nonce, first, len(spec.calls))
             if not claims.is_started and not end.reason:
                 raise SlotDied(f"the process did not start (wait status {end.wait_status})")
         except SlotDied as error:
@@ -179,7 +180,7 @@ async def _ends_at_failure(done: RunOutcome, spec: RunSpec, first: int) -> bool:
     return False
 
 
-def _outcome(record: protocol.Record) -> Outcome:
+def _outcome(record: Record) -> Outcome:
     outcome = Outcome(_RECORD_STATUS[record.kind], cpu_us=record.cpu_us)
     if record.kind == protocol.VALUE:
         outcome.value = record.body

@@ -6,9 +6,10 @@ time-out. clone3 and io_uring say ENOSYS, which makes libraries fall back to wha
 see. mount and umount2 stay open: the slot itself needs them, and its children lack the capability.
 """
 
-import platform
+from __future__ import annotations
+
+import os
 import struct
-from typing import NamedTuple
 
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
@@ -62,15 +63,20 @@ _AARCH64 = {
 _CLONE_THREAD = 0x10000
 
 
-class _Machine(NamedTuple):
+class _Machine:
     """Numbers of one architecture: fork and vfork, and calls whose first argument is a process."""
 
-    audit: int
-    clone: int
-    denied: dict[str, int]
-    forks: tuple[int, ...]
-    aimed: tuple[int, ...]  # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, prlimit64
-    tkill: int
+    def __init__(
+        self,
+        audit: int,
+        clone: int,
+        denied: dict[str, int],
+        forks: tuple[int, ...],
+        aimed: tuple[int, ...],  # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, prlimit64
+        tkill: int,
+    ) -> None:
+        self.audit, self.clone, self.denied = audit, clone, denied
+        self.forks, self.aimed, self.tkill = forks, aimed, tkill
 
 
 _MACHINES = {
@@ -82,7 +88,7 @@ _PIDFD_SEND_SIGNAL = 424
 
 def denylist() -> bytes:
     """BPF instructions of the base filter for this machine; b"" where it has no table."""
-    machine = _MACHINES.get(platform.machine())
+    machine = _MACHINES.get(os.uname().machine)
     if machine is None:
         return b""
     code = [
@@ -113,7 +119,7 @@ def alone(pid: int) -> bytes:
     It may start threads but no processes, and may signal or limit itself but nobody else (0 is
     itself and its process group, which it has for itself).
     """
-    machine = _MACHINES.get(platform.machine())
+    machine = _MACHINES.get(os.uname().machine)
     if machine is None:
         return b""
     code = [_instruction(_LOAD, 0, 0, _NR)]

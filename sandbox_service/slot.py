@@ -5,20 +5,19 @@ that does not count the time a program waited for a processor, so a busy host tu
 into a time-out.
 """
 
-import contextlib
-import fcntl
+from __future__ import annotations
+
 import marshal
 import os
 import resource
 import select
-import signal
-import socket
 import sys
 import time
-from typing import Any, NoReturn
+from _socket import socket as Socket  # `socket` itself costs more than all of this
 
-from sandbox_service import child, limits, linux, protocol
+from sandbox_service import child, linux, protocol
 from sandbox_service.cage import Cage
+from sandbox_service.lean import Any, NoReturn, signal, suppress
 
 _TICK_S = 0.2
 _MIN_TICK_S = 0.004
@@ -31,7 +30,7 @@ _FIRST_FREE_FD = 8
 _CONTROL_FD = 40
 
 
-def run(control: socket.socket, place: Cage, config: dict[str, Any]) -> NoReturn:
+def run(control: Socket, place: Cage, config: dict[str, Any]) -> NoReturn:
     """Enters the cage, reports, and serves runs until the supervisor goes away."""
     try:
         place.enter(config["rlimits"])
@@ -52,8 +51,9 @@ def run(control: socket.socket, place: Cage, config: dict[str, Any]) -> NoReturn
         os._exit(1)
 
 
-def _arrange_descriptors(control: socket.socket) -> socket.socket:
-    moved = socket.socket(fileno=fcntl.fcntl(control.detach(), fcntl.F_DUPFD_CLOEXEC, _CONTROL_FD))
+def _arrange_descriptors(control: Socket) -> Socket:
+    moved = Socket(fileno=os.dup2(control.fileno(), _CONTROL_FD, inheritable=False))
+    control.close()
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(_FIRST_FREE_FD):
         if fd not in (null, 2):  # 2: the last words of a slot that fails
@@ -64,7 +64,7 @@ def _arrange_descriptors(control: socket.socket) -> socket.socket:
 class _Ends:
     """Waits until a child ends: by pidfd, or by SIGCHLD where the kernel has none (gVisor)."""
 
-    def __init__(self, control: socket.socket) -> None:
+    def __init__(self, control: Socket) -> None:
         self._poller = select.poll()
         self._poller.register(control.fileno(), select.POLLIN)
         self._pid = 0
@@ -87,7 +87,7 @@ class _Ends:
         events = dict(self._poller.poll(timeout_s * 1000))
         is_over = self._fd in events
         if is_over and not self._has_pidfd:
-            with contextlib.suppress(BlockingIOError):
+            with suppress(BlockingIOError):
                 os.read(self._fd, 4096)
         if not self._has_pidfd:  # the signal may be another child's, or have come before `watch`
             flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
@@ -110,8 +110,8 @@ def _ignore_signal(number: int, frame: object) -> None:
     """A handler of our own: the default for SIGCHLD would not wake anybody."""
 
 
-def _serve_one(control: socket.socket, place: Cage, ends: _Ends) -> None:
-    message, fds, _, _ = socket.recv_fds(control, 4096, 4)
+def _serve_one(control: Socket, place: Cage, ends: _Ends) -> None:
+    message, fds = linux.receive(control, 4)
     if not message:
         os._exit(0)
     if message[0] != protocol.MSG_START:
@@ -122,10 +122,10 @@ def _serve_one(control: socket.socket, place: Cage, ends: _Ends) -> None:
         _become_child(place, ends, start, fds)
     for fd in fds:
         os.close(fd)
-    _, run_id, cpu_s, wall_s, memory_bytes, _ = start
+    _, run_id, cpu_s, wall_s, _, memory_sum, _ = start
     ends.watch(pid)
     try:
-        reason = _watch(control, place, ends, (pid, run_id), (cpu_s, wall_s, memory_bytes))
+        reason = _watch(control, place, ends, (pid, run_id), (cpu_s, wall_s, memory_sum))
         if reason:
             os.kill(pid, signal.SIGKILL)
     finally:
@@ -142,7 +142,7 @@ def _become_child(place: Cage, ends: _Ends, start: tuple[Any, ...], fds: list[in
     """In the child: descriptors 0 to 4 (5: the channel) and nothing else open, then the program."""
     status = 71
     try:
-        _, _, cpu_s, _, memory_bytes, payload_bytes = start
+        _, _, cpu_s, _, memory_bytes, _, payload_bytes = start
         os.setsid()
         ends.leave_child()
         os.dup2(0, 2)  # 0 is /dev/null
@@ -172,7 +172,7 @@ def _set_limit(which: int, wanted: int) -> None:
 
 
 def _watch(
-    control: socket.socket,
+    control: Socket,
     place: Cage,
     ends: _Ends,
     run: tuple[int, int],
@@ -180,7 +180,7 @@ def _watch(
 ) -> int:
     """Waits for the child to end or for a reason to end it; returns that reason."""
     pid, run_id = run
-    cpu_s, wall_s, memory_bytes = ends_at
+    cpu_s, wall_s, memory_sum = ends_at
     start = time.monotonic()
     clock = linux.cpu_clock(pid)
     wait_s = min(_TICK_S, cpu_s, wall_s)
@@ -198,13 +198,13 @@ def _watch(
                 return protocol.REASON_STOPPED
         elapsed = time.monotonic() - start
         used_s = 0.0
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             used_s = time.clock_gettime(clock)
         num_processes = 1
-        with contextlib.suppress(OSError):
+        with suppress(OSError):
             all_s, resident, num_processes = place.usage()
             used_s = max(used_s, all_s)
-            if resident > limits.MEMORY_SUM_FACTOR * memory_bytes:
+            if resident > memory_sum:
                 return protocol.REASON_MEMORY
         if used_s >= cpu_s:
             return protocol.REASON_CPU

@@ -87,6 +87,7 @@ class Zygote:
             "PYTHONHASHSEED": str(self.hash_seed),
             "MALLOC_ARENA_MAX": "2",  # threads reserve 64 MiB of address space per arena
             "OPENBLAS_NUM_THREADS": "1",
+            "LD_BIND_NOW": "1",  # else every child looks up for itself what it calls
         }
         if "LD_LIBRARY_PATH" in os.environ:  # some interpreters do not start without it
             environment["LD_LIBRARY_PATH"] = os.environ["LD_LIBRARY_PATH"]
@@ -191,20 +192,21 @@ class SlotProcess:
             if channel_fd >= 0:
                 channels.child_fds.append(channel_fd)
             limit = attempt.limits
+            memory_sum = limits.MEMORY_SUM_FACTOR * limit.memory_bytes
             start = protocol.START.pack(
                 protocol.MSG_START,
                 run_id,
                 limit.cpu_s,
                 limit.wall_s,
                 limit.memory_bytes,
+                memory_sum,
                 len(attempt.payload),
             )
             self._on_asleep = on_asleep
             self._message = self._loop.create_future()
             try:
                 if self._group is not None:
-                    total = limits.MEMORY_SUM_FACTOR * limit.memory_bytes
-                    self._group.set_memory(total + limits.SLOT_MEMORY_BYTES)
+                    self._group.set_memory(memory_sum + limits.SLOT_MEMORY_BYTES)
                 socket.send_fds(self.control, [start], channels.child_fds)
             except OSError as error:
                 self.close()

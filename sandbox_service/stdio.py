@@ -12,6 +12,7 @@ import os
 import re
 
 from sandbox_service import codec, limits, protocol
+from sandbox_service.claims import Claims, parse_records
 from sandbox_service.pool import AttemptEnd, Pool, SlotDied
 from sandbox_service.results import (
     ENDED_CALL,
@@ -79,15 +80,13 @@ async def run(pool: Pool, spec: RunSpec) -> RunOutcome:
     return done
 
 
-async def _run_case(
-    pool: Pool, spec: RunSpec, case: StdioCase
-) -> tuple[AttemptEnd, protocol.Claims]:
+async def _run_case(pool: Pool, spec: RunSpec, case: StdioCase) -> tuple[AttemptEnd, Claims]:
     """One process, tried twice. Raises SlotDied when the sandbox failed both times."""
     for is_second in (False, True):
         nonce = os.urandom(protocol.NONCE_BYTES)
         try:
             end = await pool.run(new_attempt(spec, protocol.MODE_SCRIPT, case.stdin, 0, nonce))
-            claims = protocol.parse_records(end.result, nonce, 0, 0)
+            claims = parse_records(end.result, nonce, 0, 0)
             if not claims.is_started and not end.reason:
                 raise SlotDied(f"the process did not start (wait status {end.wait_status})")
             return end, claims
@@ -99,7 +98,7 @@ async def _run_case(
     raise AssertionError("unreachable")
 
 
-def _outcome(end: AttemptEnd, claims: protocol.Claims, spec: RunSpec) -> tuple[Outcome, Status]:
+def _outcome(end: AttemptEnd, claims: Claims, spec: RunSpec) -> tuple[Outcome, Status]:
     status = classify(end, claims, spec.limits.cpu_s)
     cpu_us = int(end.cpu_s * 1e6)
     if status in (Status.TIMEOUT, Status.MEMORY, Status.CRASH, Status.OUTPUT_LIMIT):

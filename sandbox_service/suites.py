@@ -10,17 +10,16 @@ Used for tests in a cage of their own (proxy.py) and in the program's interprete
 zygote; standard library only, and no `ast`, which is costly to import.
 """
 
+from __future__ import annotations
+
 import _ast
 import builtins
-import contextlib
-import signal
 import sys
 import time
 import types
-from collections.abc import Callable
-from typing import Any
 
 from sandbox_service import protocol
+from sandbox_service.lean import Any, Callable, signal, suppress
 
 _FILE_NAME = "<tests>"
 _ONLY_AST = 0x400
@@ -104,7 +103,7 @@ class Suite:
                 text = "\n".join(self._lines)
                 names = _missing_names(compile(text, _FILE_NAME, "exec", dont_inherit=True))
             for name in names:
-                with contextlib.suppress(NameError):
+                with suppress(NameError):
                     namespace[name] = find(name)
                     self.found.append(name)
             for statement in self._statements:

@@ -8,19 +8,20 @@ The options replace `-I`, which would also ignore PYTHONHASHSEED; the environmen
 and holds nothing else that Python reads.
 """
 
+from __future__ import annotations
+
 import gc
-import importlib
 import marshal
 import os
-import signal
-import socket
 import sys
+from _socket import socket as Socket
 
 _PACKAGE_PARENT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if __name__ == "__main__":
     sys.path.insert(0, _PACKAGE_PARENT)
 
 from sandbox_service import cage, child, linux, protocol, slot  # noqa: E402
+from sandbox_service.lean import signal  # noqa: E402
 
 CONTROL_FD = 3
 
@@ -29,7 +30,7 @@ CONTROL_FD = 3
 _STD = (
         "typing", "re", "collections", "collections.abc", "functools", "itertools", "math",
         "heapq", "bisect", "string", "copy", "operator", "random", "datetime", "enum",
-        "dataclasses", "statistics", "json",
+        "dataclasses", "statistics", "json", "contextlib",
 )  # fmt: skip
 PROFILES = {
     "core": (),
@@ -62,11 +63,16 @@ def warm_up() -> None:
         (protocol.CALL_TEXT, b"warm(undefined)"),
         (protocol.CALL_INVOCATION, b"warm", b"t\x01i\x01\x01", b"d\x00"),
     )
+    payload = marshal.dumps(
+        (
+            protocol.MODE_CALLS, _WARM_PROGRAM, "warm", calls, 0, 10.0, 1 << 20, 0,
+            bytes(protocol.NONCE_BYTES),
+        )
+    )  # fmt: skip
     sink = os.open(os.devnull, os.O_WRONLY)
     stdlib_builtins = sys.modules["builtins"]
     for _ in range(4):
-        reporter = child.Reporter(sink, bytes(protocol.NONCE_BYTES))
-        child._execute(reporter, _WARM_PROGRAM, "warm", calls, 0, 10.0, 1 << 20)
+        child.run(payload, sink)
         del sys.modules[child.MODULE_NAME]
         sys.modules["builtins"] = stdlib_builtins
     os.close(sink)
@@ -78,11 +84,11 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     sys.path += sys.argv[2:]
     for name in PROFILES[sys.argv[1]]:
-        importlib.import_module(name)
+        __import__(name)
     warm_up()
     sys.path.remove(_PACKAGE_PARENT)
     sys.argv[:] = [""]
-    for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX", "LD_LIBRARY_PATH"):
+    for name in ("PYTHONHASHSEED", "MALLOC_ARENA_MAX", "LD_BIND_NOW", "LD_LIBRARY_PATH"):
         os.environ.pop(name, None)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     sys.stdin = open(  # noqa: SIM115 - reads whatever a child has as descriptor 0
@@ -91,19 +97,21 @@ def main() -> None:
     sys.stdout = child.new_stdout()
     sys.__stdin__, sys.__stdout__ = sys.stdin, sys.stdout  # type: ignore[misc]
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # dead slots leave no zombies
-    control = socket.socket(fileno=CONTROL_FD)
-    control.set_inheritable(False)
+    os.set_inheritable(CONTROL_FD, False)
+    control = Socket(fileno=CONTROL_FD)
     gc.collect()
     linux.make_immortal()
+    linux.use_large_pages()
     linux.trim_heap()
+    linux.spend_free_heap()
     gc.freeze()
     serve(control)
 
 
-def serve(control: socket.socket) -> None:
+def serve(control: Socket) -> None:
     """Forks one slot per message until the supervisor goes away."""
     while True:
-        message, fds, _, _ = socket.recv_fds(control, 1 << 16, 1)
+        message, fds = linux.receive(control, 1, 1 << 16)
         if not message:
             os._exit(0)
         config = marshal.loads(message)
@@ -122,7 +130,7 @@ def start_slot(config: dict[str, object], control_fd: int) -> None:
     if os.getppid() == 1:
         os._exit(1)
     os.setsid()
-    control = socket.socket(fileno=control_fd)
+    control = Socket(fileno=control_fd)
     place = cage.Cage(config)
     try:
         place.unshare()

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sandbox_service import protocol
+from sandbox_service.claims import parse_records
 from sandbox_service.proto import sandbox_pb2 as pb
 
 NONCE = b"12345678"
@@ -34,7 +35,7 @@ def test_any_records(records, cut, is_suite):
     data = packed(NONCE, protocol.STARTED, 0, 0, None, b"")
     data += packed(NONCE, protocol.LOADED, 0, 0, None, b"")
     data += b"".join(packed(*record) for record in records)
-    claims = protocol.parse_records(data[: len(data) - cut], NONCE, 1, 4, is_suite=is_suite)
+    claims = parse_records(data[: len(data) - cut], NONCE, 1, 4, is_suite=is_suite)
     assert [record.call for record in claims.outcomes] == list(range(1, 1 + len(claims.outcomes)))
     assert len(claims.outcomes) <= 3
     assert 0 <= claims.num_tests <= 4
@@ -46,7 +47,7 @@ def test_any_records(records, cut, is_suite):
 @given(st.binary(max_size=200))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes(data):
-    claims = protocol.parse_records(data, NONCE, 0, 4, is_suite=True)
+    claims = parse_records(data, NONCE, 0, 4, is_suite=True)
     assert not claims.outcomes
 
 
