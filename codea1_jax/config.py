@@ -38,6 +38,7 @@ class RoleConfig:
       checkpoint: Hugging Face directory or hub id; also the frozen KL reference.
       compute_dtype: "float32" or "bfloat16"; master weights and moments are float32.
       remat: "none", "dots" or "full": what the backward pass recomputes.
+      attention: "auto" (on TPUs Pallas kernels where they take the sizes), "xla" or "pallas".
       max_prompt_tokens: longer coder prompts are dropped at load and counted; longer tester
         prompts lose the end of the shown code.
       is_trained: False freezes the role: it samples and is judged, but is never updated.
@@ -53,6 +54,7 @@ class RoleConfig:
     max_prompt_tokens: int
     compute_dtype: Literal["float32", "bfloat16"] = "bfloat16"
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "xla", "pallas"] = "auto"
     is_trained: bool = True
 
 

@@ -92,6 +92,7 @@ def make_learner(
         Qwen2Config.from_directory(directory),
         compute_dtype=jnp.dtype(config.compute_dtype),
         remat=config.remat,
+        attention=config.attention,
     )
     return directory, model, Learner(model, mesh, config.optimizer, config.loss, config.learner)
 

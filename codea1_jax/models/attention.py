@@ -1,7 +1,7 @@
 """Grouped-query attention: projections as a module, the attention itself as pure functions.
 
-`attend_full` and `attend_cache` are XLA programs that run on every backend; a kernel for one
-backend takes their place by having their signature.
+The functions here are XLA programs that run on every backend; kernels for TPUs take the place of
+`attend_full` and `attend_stack` by having their signatures (models/tpu_attention.py).
 """
 
 import dataclasses
@@ -240,6 +240,18 @@ def attend_cache(
     weights = jax.nn.softmax(_masked(scores, visible[:, None, None, None], h), axis=-1)
     out = _product("BKGQS,BSKH->BQKGH", weights.astype(v.dtype), v, v.dtype)
     return constrain(out.reshape(b, 1, n, h), "batch", "length", "act_heads", "head_dim")
+
+
+def attend_stack(
+    q: Float[Array, "B 1 N H"],
+    k: Float[Array, "B Y S K H"],
+    v: Float[Array, "B Y S K H"],
+    layer: Int[Array, ""],
+    positions: Int[Array, "B"],
+) -> Float[Array, "B 1 N H"]:
+    """`attend_cache` on one layer of a stacked cache."""
+    k, v = (lax.dynamic_index_in_dim(x, layer, axis=1, keepdims=False) for x in (k, v))
+    return attend_cache(q, k, v, positions)
 
 
 def write_layer(

@@ -19,15 +19,16 @@ from flax import nnx
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
+from codea1_jax.models import tpu_attention
 from codea1_jax.models.attention import (
     LAYER_CACHE_AXES,
     Attention,
     Cache,
     KVCache,
     LayerCache,
-    attend_cache,
     attend_full,
     attend_layer,
+    attend_stack,
     write_layer,
 )
 from codea1_jax.models.config import Qwen2Config
@@ -128,11 +129,14 @@ class LanguageModel:
         softmax and logits are float32 whatever it is.
       remat: what the backward pass of `hidden` recomputes: "none", "full" (every layer; only layer
         inputs are kept), "dots" (everything but matmul results).
+      attention: "auto" (Pallas kernels on a mesh of TPUs where they take the sizes), "xla", or
+        "pallas" (an error where "auto" would take XLA).
     """
 
     config: Qwen2Config
     compute_dtype: Any = jnp.float32
     remat: Remat = "none"
+    attention: tpu_attention.Choice = "auto"
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "compute_dtype", jnp.dtype(self.compute_dtype))
@@ -178,7 +182,7 @@ class LanguageModel:
         """
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, None]:
-            return attend_full(q, k, v, segment_ids, branch_ids), None
+            return self._attend_full(q, k, v, segment_ids, branch_ids), None
 
         x, rotary, stem = self._start(params, tokens, positions)
         x, _ = self._scan_layers(params, x, rotary, attend)
@@ -209,7 +213,7 @@ class LanguageModel:
         unused = (0, cache_length - prompt_length)
 
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, tuple[Array, Array]]:
-            return attend_full(q, k, v, segment_ids), (k, v)
+            return self._attend_full(q, k, v, segment_ids), (k, v)
 
         cache: Cache
         if isinstance(params["layers"], list):
@@ -278,13 +282,25 @@ class LanguageModel:
             put = jax.vmap(lambda row, at, value: row.at[layer_index, at].set(value, mode="drop"))
             return constrain(put(stack, positions, new[:, 0]), *CACHE_AXES)
 
+        attend_cached = self._attend_stack(cache.k.shape[2])
+
         def attend(q: Array, k: Array, v: Array) -> tuple[Array, KVCache]:
             written = KVCache(write(cache.k, k), write(cache.v, v))
-            layer_k = lax.dynamic_index_in_dim(written.k, layer_index, axis=1, keepdims=False)
-            layer_v = lax.dynamic_index_in_dim(written.v, layer_index, axis=1, keepdims=False)
-            return attend_cache(q, layer_k, layer_v, positions), written
+            out = attend_cached(q, written.k, written.v, layer_index, positions)
+            return out, written
 
         return nnx.merge(self._definition.block, layer_params)(x, rotary, attend)
+
+    @property
+    def _attend_full(self) -> Callable[..., Array]:
+        refused = tpu_attention.refuse_full(self.compute_dtype)
+        is_kernel = tpu_attention.use_kernel(self.attention, refused)
+        return tpu_attention.attend_full if is_kernel else attend_full
+
+    def _attend_stack(self, num_slots: int) -> Callable[..., Array]:
+        refused = tpu_attention.refuse_stack(self.config, num_slots)
+        is_kernel = tpu_attention.use_kernel(self.attention, refused)
+        return tpu_attention.attend_stack if is_kernel else attend_stack
 
     def logits(self, params: Params, hidden: Float[Array, "*B D"]) -> Float32[Array, "*B V"]:
         """Scores of the next token, float32, not divided by a temperature."""

@@ -293,7 +293,10 @@ class PlannedRole:
         self.owns_state = owner is config
         self.state_name = f"{owner.name} state"
         self.model = LanguageModel(
-            model_sizes(owner), compute_dtype=jnp.dtype(owner.compute_dtype), remat=owner.remat
+            model_sizes(owner),
+            compute_dtype=jnp.dtype(owner.compute_dtype),
+            remat=owner.remat,
+            attention=owner.attention,
         )
         self.learner = Learner(self.model, mesh, config.optimizer, config.loss, config.learner)
         self.engine = RolloutEngine(self.model, mesh, config.rollout, pad_id=0)
