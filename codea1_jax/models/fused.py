@@ -20,9 +20,10 @@ from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.layers import matmul_precision, rotate
 from codea1_jax.typing import Array, Float, Params
 
-# Numbers of rows at which the weights are the left operand: below, both orders read the weights at
-# the speed of memory; above, packing them is cheap and the results need no transposing.
-_WEIGHTS_FIRST = range(12, 129)
+# Numbers of rows at which the weights are the left operand. With fewer both orders read the weights
+# at the speed of memory, with more packing them is cheap; between these numbers that order's
+# kernels are slow.
+_WEIGHTS_FIRST = (16, 32, 64, 96, 128)
 
 
 def fuse_layer(layer: Params) -> Params:
@@ -63,26 +64,51 @@ def apply_layer(
         x = x + linear(out.reshape(*lead, n * h), layer["o"])
     with jax.named_scope("mlp"):
         normed = _norm(x, layer["post_attention_norm"]["scale"], config.rms_norm_eps)
-        gate, up = jnp.split(linear(normed, layer["gate_up"]), 2, axis=-1)
-        x = x + linear(jax.nn.silu(gate) * up, layer["down"])
+        x = x + _swiglu(normed, layer["gate_up"], layer["down"])
     return x, extra
 
 
 def linear(x: Float[Array, "B L I"], weights: Float[Array, "O I"]) -> Float[Array, "B L O"]:
     """x @ weights^T in the dtype of both."""
-    rows, weights = lax.optimization_barrier((x.reshape(-1, x.shape[-1]), weights))
-    first, second = (weights, rows) if len(rows) in _WEIGHTS_FIRST else (rows, weights)
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) in _WEIGHTS_FIRST:
+        y = _product(weights, rows, 1).T
+    else:
+        y = _product(rows, weights, 1)
+    return y.reshape(*x.shape[:-1], -1)
+
+
+def _swiglu(
+    x: Float[Array, "B L D"], gate_up: Float[Array, "2F D"], down: Float[Array, "D F"]
+) -> Float[Array, "B L D"]:
+    """down @ (silu(gate @ x) * (up @ x)); with the weights first nothing wide is transposed."""
+    rows = x.reshape(-1, x.shape[-1])
+    if len(rows) in _WEIGHTS_FIRST:
+        gate, up = jnp.split(_product(gate_up, rows, 1), 2)
+        y = _product(down, _gated(gate, up), 0).T
+    else:
+        gate, up = jnp.split(_product(rows, gate_up, 1), 2, axis=1)
+        y = _product(_gated(gate, up), down, 1)
+    return y.reshape(x.shape)
+
+
+def _gated(gate: Array, up: Array) -> Array:
+    """silu(gate) * up, rounded once: a rounding after each step makes it half as slow again."""
+    wide = gate.astype(jnp.float32)
+    return (wide * up.astype(jnp.float32) / (1 + jnp.exp(-wide))).astype(gate.dtype)
+
+
+def _product(first: Array, second: Array, axis: int) -> Array:
+    """Sums over axis 1 of `first` and `axis` of `second`; nothing is fused into it."""
+    first, second = lax.optimization_barrier((first, second))
     y = lax.dot_general(
         first,
         second,
-        (((1,), (1,)), ((), ())),
-        precision=matmul_precision(x.dtype),
-        preferred_element_type=x.dtype,
+        (((1,), (axis,)), ((), ())),
+        precision=matmul_precision(first.dtype),
+        preferred_element_type=first.dtype,
     )
-    y = lax.optimization_barrier(y)
-    if len(rows) in _WEIGHTS_FIRST:
-        y = lax.optimization_barrier(y.T)
-    return y.reshape(*x.shape[:-1], -1)
+    return lax.optimization_barrier(y)
 
 
 def _norm(x: Array, scale: Array, epsilon: float) -> Array:

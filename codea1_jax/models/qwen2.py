@@ -217,6 +217,7 @@ class LanguageModel:
 
         cache: Cache
         if isinstance(params["layers"], list):
+            rotary = keep_apart(rotary)
             cache = []
             for layer in params["layers"]:
                 x, kv = apply_layer(self.config, layer, x, rotary, attend)
@@ -247,6 +248,7 @@ class LanguageModel:
         x, rotary, stem = self._start(params, tokens[:, None], positions[:, None])
         layers = params["layers"]
         if isinstance(cache, list):
+            rotary = keep_apart(rotary)  # XLA would compute it again in every layer
             written = []
             for layer, layer_cache in zip(layers, cache, strict=True):
                 attend = functools.partial(self._attend_layer, layer_cache, positions)

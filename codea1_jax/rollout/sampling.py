@@ -16,6 +16,7 @@ import dataclasses
 import hashlib
 import json
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -112,35 +113,51 @@ def draw(
         # log softmax at the maximum: minus the log of the sum of exp(logit - maximum).
         rest = jnp.exp(logits - logits.max(axis=0, keepdims=True)).sum(axis=0)
         return Draw(token, -jnp.log(rest), jnp.ones_like(rest))
-    scaled = logits / temperature
-    peak = scaled.max(axis=0)
-    limit = jnp.full_like(peak, np.inf)
-    total = None
+    scale = _Scale(logits.max(axis=0), 1 / temperature)
+    limit = total = None
     if method.top_k or method.has_top_p:
-        total = jnp.exp(scaled - peak[None]).sum(axis=0)
-        limit = _truncation_limit(scaled, peak, total, top_p, method)
-    token, kept = _invert_cdf(scaled, peak, limit, uniforms(key_data, index))
-    drawn_below = peak - jnp.take_along_axis(scaled, token[None], axis=0)[0]
+        total = _weights(logits, scale).sum(axis=0)
+        limit = _truncation_limit(logits, scale, total, top_p, method)
+    token, kept = _invert_cdf(logits, scale, limit, uniforms(key_data, index))
+    drawn_below = scale.below(jnp.take_along_axis(logits, token[None], axis=0))[0]
     one = jnp.ones_like(kept)
     kept_mass = one if total is None else jnp.minimum(kept / total, one)
     return Draw(token, -drawn_below - jnp.log(kept), kept_mass)
 
 
+class _Scale(NamedTuple):
+    """What turns logits into distances from the most likely token: each row's peak, and 1/T.
+
+    Logits are divided by the temperature where they are read: writing them once more takes longer
+    than all the rest on CPU.
+    """
+
+    peak: Float32[Array, "B"]
+    sharpness: Float32[Array, ""]
+
+    def below(self, logits: Float32[Array, "*M B"]) -> Float32[Array, "*M B"]:
+        """log of the peak's probability over that of each token."""
+        return (jnp.expand_dims(self.peak, range(logits.ndim - 1)) - logits) * self.sharpness
+
+
 def _weights(
-    scaled: Float32[Array, "*M B"], peak: Float32[Array, "B"], limit: Float32[Array, "B"]
+    logits: Float32[Array, "*M B"], scale: _Scale, limit: Float32[Array, "B"] | None = None
 ) -> Float32[Array, "*M B"]:
-    """exp(scaled - peak) of the tokens at most `limit` below the row's peak, 0 of the others.
+    """Probability over the peak's, 0 for tokens more than `limit` below the peak.
 
     Cheap enough to be recomputed where it is needed: storing it costs more than the exponentials.
     """
-    rows = (*[None] * (scaled.ndim - 1), slice(None))
-    below = peak[rows] - scaled
-    return jnp.where(below <= limit[rows], jnp.exp(-below), jnp.zeros_like(below))
+    below = scale.below(logits)
+    weights = jnp.exp(-below)
+    if limit is None:
+        return weights
+    is_kept = below <= jnp.expand_dims(limit, range(below.ndim - 1))
+    return jnp.where(is_kept, weights, jnp.zeros_like(weights))
 
 
 def _truncation_limit(
-    scaled: Float32[Array, "V B"],
-    peak: Float32[Array, "B"],
+    logits: Float32[Array, "V B"],
+    scale: _Scale,
     total: Float32[Array, "B"],
     top_p: Float32[Array, ""],
     method: Method,
@@ -150,14 +167,14 @@ def _truncation_limit(
     Top-k keeps the k most likely tokens; top-p then keeps the fewest of them, most likely first,
     whose renormalised mass reaches `top_p` (at least one).
     """
-    vocab_size = len(scaled)
+    vocab_size = len(logits)
     num_candidates = method.top_k or min(TOP_P_CANDIDATES, vocab_size)
-    candidates = peak[:, None] - jax.lax.top_k(scaled.T, num_candidates)[0]  # [B C], rising
+    candidates = scale.below(jax.lax.top_k(logits.T, num_candidates)[0].T).T  # [B C], rising
     if method.top_k:
         limit = candidates[:, -1]
         if not method.has_top_p:
             return limit
-        total = _weights(scaled, peak, limit).sum(axis=0)
+        total = _weights(logits, scale, limit).sum(axis=0)
     goal = top_p * total
     mass = jnp.cumsum(jnp.exp(-candidates), axis=-1)
     before = mass - jnp.exp(-candidates)
@@ -170,12 +187,12 @@ def _truncation_limit(
     return jax.lax.cond(
         is_enough.all(),
         lambda: limit,
-        lambda: jnp.where(is_enough, limit, _search_limit(scaled, peak, goal)),
+        lambda: jnp.where(is_enough, limit, _search_limit(logits, scale, goal)),
     )
 
 
 def _search_limit(
-    scaled: Float32[Array, "V B"], peak: Float32[Array, "B"], goal: Float32[Array, "B"]
+    logits: Float32[Array, "V B"], scale: _Scale, goal: Float32[Array, "B"]
 ) -> Float32[Array, "B"]:
     """Smallest distance d such that the mass of tokens at most d below the peak reaches `goal`.
 
@@ -187,7 +204,7 @@ def _search_limit(
         low, high = bounds  # the answer is in [low, high]
         middle = low + (high - low) // 2
         limit = jax.lax.bitcast_convert_type(middle, jnp.float32)
-        is_enough = _weights(scaled, peak, limit).sum(axis=0) >= goal
+        is_enough = _weights(logits, scale, limit).sum(axis=0) >= goal
         return jnp.where(is_enough, low, middle + 1), jnp.where(is_enough, middle, high)
 
     low = jnp.zeros(goal.shape, jnp.int32)
@@ -197,22 +214,22 @@ def _search_limit(
 
 
 def _invert_cdf(
-    scaled: Float32[Array, "V B"],
-    peak: Float32[Array, "B"],
-    limit: Float32[Array, "B"],
+    logits: Float32[Array, "V B"],
+    scale: _Scale,
+    limit: Float32[Array, "B"] | None,
     uniform: Float32[Array, "B 2"],
 ) -> tuple[Int32[Array, "B"], Float32[Array, "B"]]:
     """A token per row with probability proportional to its weight, and the sum of the weights."""
-    vocab_size, num_rows = scaled.shape
+    vocab_size, num_rows = logits.shape
     num_blocks = -(-vocab_size // BLOCK)
     if vocab_size % BLOCK:
         padding = ((0, num_blocks * BLOCK - vocab_size), (0, 0))
-        scaled = jnp.pad(scaled, padding, constant_values=-np.inf)
-    blocks = scaled.reshape(num_blocks, BLOCK, num_rows)
-    sums = _weights(blocks, peak, limit).sum(axis=1)
+        logits = jnp.pad(logits, padding, constant_values=-np.inf)
+    blocks = logits.reshape(num_blocks, BLOCK, num_rows)
+    sums = _weights(blocks, scale, limit).sum(axis=1)
     block = _first_above(sums, uniform[:, 0])
     inner = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]  # [BLOCK B]
-    offset = _first_above(_weights(inner, peak, limit), uniform[:, 1])
+    offset = _first_above(_weights(inner, scale, limit), uniform[:, 1])
     # Padding has no weight; only a row of NaN gets here with a token outside the vocabulary.
     token = jnp.minimum(block * BLOCK + offset, vocab_size - 1)
     return token, sums.sum(axis=0)
