@@ -153,3 +153,22 @@ require_bucket() {
   require "gs://$BUCKET does not exist or you may not read it; make it with hierarchical namespace (gcloud storage buckets create gs://$BUCKET --uniform-bucket-level-access --enable-hierarchical-namespace), so that a checkpoint's rename is atomic" \
     gcloud storage buckets describe "gs://$BUCKET" "--project=${OPTION[project]}" "--format=value(name)"
 }
+
+# Compiles the run for the slice, on this machine, before anything costs money. The first time takes
+# minutes (of one processor; several GB of memory), later ones seconds.
+require_plan() {
+  local plan=("$ROOT/.venv/bin/codea1" plan "--topology=${OPTION[accelerator]}") argument code=0
+  if given skip-plan; then return; fi
+  for argument in "${TRAIN[@]}"; do
+    case $argument in --distributed | --dry_run) ;; *) plan+=("$argument") ;; esac
+  done
+  if ! is_dry && ! [ -x "${plan[0]}" ]; then
+    die "no .venv to plan the run with: CODEA1_EXTRAS=aot launch/setup.sh makes it; or add --skip-plan"
+  fi
+  (cd "$ROOT" && run "${plan[@]}") || code=$?
+  case $code in
+    0) ;;
+    1) die "the run does not fit ${OPTION[accelerator]}, nothing was started; the plan above says what to change (--skip-plan starts it anyway)" ;;
+    *) die "the run could not be planned, nothing was started; mend what codea1 plan says above (libtpu: CODEA1_EXTRAS=aot launch/setup.sh), or add --skip-plan" ;;
+  esac
+}

@@ -22,6 +22,7 @@
 #   --sandbox=local|fleet     beside the trainer on the TPU hosts' CPUs (default), or a fleet of pods
 #   --sandbox-image=IMAGE     of the fleet, made by sandbox_service/deploy/Dockerfile
 #   --allow-multi-host        slices of several hosts (see docs/launch.md)
+#   --skip-plan               start without compiling the run for the slice first (codea1 plan)
 #   --dry-run                 print every command and manifest instead of using it
 #
 # untested on hardware
@@ -182,6 +183,7 @@ start() {
     kubectl "--context=$CONTEXT" auth can-i create jobsets.jobset.x-k8s.io "--namespace=$NAMESPACE"
   require "there is no service account ${OPTION[service-account]:-default} in namespace $NAMESPACE" \
     kubectl "--context=$CONTEXT" "--namespace=$NAMESPACE" get serviceaccount "${OPTION[service-account]:-default}"
+  require_plan
   if given own-node-pool; then
     if [ -z "$(ask '' gcloud container node-pools describe "$NAME" "--cluster=${OPTION[cluster]}" "--project=${OPTION[project]}" "--location=$LOCATION" "--format=value(name)")" ]; then
       create_node_pool
@@ -212,7 +214,7 @@ case $action in
   *) die "start, status, log, stop or delete, not '$action' (see --help)" ;;
 esac
 parse "name accelerator project zone location cluster image bucket namespace service-account sandbox sandbox-image" \
-  "own-node-pool spot no-log allow-multi-host dry-run" "$@"
+  "own-node-pool spot no-log allow-multi-host skip-plan dry-run" "$@"
 require_options name project zone cluster
 check_name
 check_project

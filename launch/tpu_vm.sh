@@ -9,8 +9,9 @@
 #   launch/tpu_vm.sh stop   --name=N --project=P --zone=Z     saves and stops; `start` continues
 #   launch/tpu_vm.sh delete --name=N --project=P --zone=Z     saves, stops, gives the slice back
 #
-# `start` asks for the slice if there is none, waits, copies the commit that is checked out, sets up
-# .venv with the tpu extra on all workers, starts the same command on all of them and shows the log.
+# `start` plans the run for the slice on this machine (codea1 plan), asks for the slice if there is none,
+# waits, copies the commit that is checked out, sets up .venv with the tpu extra on all workers, starts
+# the same command on all of them and shows the log.
 # The run folder is gs://B/PREFIX/N: the same command on a new slice continues the run.
 # Programs run on the hosts' own CPUs; elsewhere with -- ... --gin.SandboxConfig.address="'HOST:PORT'".
 #
@@ -20,6 +21,7 @@
 #   --setup-command=COMMAND   run first on every host, as root (for example to install gcsfuse)
 #   --no-log                  do not follow the log after starting
 #   --allow-multi-host        slices of several hosts (see docs/launch.md)
+#   --skip-plan               start without compiling the run for the slice first (codea1 plan)
 #   --dry-run                 print every command instead of running it
 #
 # untested on hardware
@@ -123,6 +125,7 @@ start_options() {
   require "zone ${OPTION[zone]} has no $TYPE, or Cloud TPU is not enabled for ${OPTION[project]}" \
     gcloud compute tpus accelerator-types describe "$TYPE" "${WHERE[@]}" "--format=value(type)"
   require_bucket
+  require_plan
 }
 
 action=${1:-}
@@ -133,7 +136,7 @@ case $action in
   *) die "start, keep, status, log, stop or delete, not '$action' (see --help)" ;;
 esac
 parse "name accelerator project zone bucket service-account network subnetwork setup-command" \
-  "spot internal-ips no-log allow-multi-host dry-run" "$@"
+  "spot internal-ips no-log allow-multi-host skip-plan dry-run" "$@"
 require_options name project zone
 check_name
 check_project

@@ -15,6 +15,7 @@
 # xpk builds slices of 8 chips from two hosts.
 #
 #   --allow-multi-host        slices of several hosts (see docs/launch.md)
+#   --skip-plan               start without compiling the run for the slice first (codea1 plan)
 #   --dry-run                 print every command instead of running it
 #
 # untested on hardware
@@ -35,6 +36,7 @@ start() {
   require "there is no cluster ${OPTION[cluster]} in ${OPTION[project]}: xpk cluster create" \
     xpk cluster describe "${WHERE[@]}"
   require_bucket
+  require_plan
   # Attached already is as good.
   run xpk storage attach "$BUCKET" "${WHERE[@]}" --type=gcsfuse "--bucket=$BUCKET" --size=1000 \
     --mount-point=/bucket --readonly=false --auto-mount=true || true
@@ -51,7 +53,7 @@ case $action in
   start | status | delete) ;;
   *) die "start, status or delete, not '$action' (see --help)" ;;
 esac
-parse "name accelerator project zone cluster image bucket" "allow-multi-host dry-run" "$@"
+parse "name accelerator project zone cluster image bucket" "allow-multi-host skip-plan dry-run" "$@"
 require_options name project zone cluster
 check_name
 check_project

@@ -63,19 +63,20 @@ class Slice:
 def _slices() -> dict[str, Slice]:
     slices = []
     # v4 and v5p are named by TensorCores (two a chip, one JAX device), the others by chips.
-    cubes = {8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4"}
+    cubes = {8: "2x2x1", 16: "2x2x2", 32: "2x2x4", 64: "2x4x4", 128: "4x4x4", 256: "4x4x8"}
     for cores, shape in cubes.items():
         chips, hosts = cores // 2, cores // 8
         # Without megacore the two cores of a v4 chip are two devices with half the memory each.
         v4 = {"chip_config_name": "megacore", "chips_per_host_bounds": (2, 2, 1)}
         slices.append(Slice(f"v4-{cores}", V4, f"v4:{shape}", chips, hosts, 407 * 10**9, v4))
         slices.append(Slice(f"v5p-{cores}", V5P, f"v5p:{shape}", chips, hosts, 448 * 10**9))
-    squares = {4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16", 256: "16x16"}
-    for chips, shape in squares.items():
+    squares = {1: "1x1", 4: "2x2", 8: "2x4", 16: "4x4", 32: "4x8", 64: "8x8", 128: "8x16"}
+    machines = {1: (1, 1, 1), 8: (2, 4, 1)}  # whose shape is not 2x2
+    for chips, shape in (squares | {256: "16x16"}).items():
         # Up to 8 chips hang on one machine; larger slices are made of machines with 4.
         hosts = 1 if chips <= 8 else chips // 4
         share = chips // hosts
-        options: dict[str, Any] = {"chips_per_host_bounds": (2, 4, 1)} if chips == 8 else {}
+        options = {"chips_per_host_bounds": machines[chips]} if chips in machines else {}
         v5e_bytes, v6e_bytes = share * 48 * 10**9, share * 180 * 10**9
         slices.append(Slice(f"v5e-{chips}", V5E, f"v5e:{shape}", chips, hosts, v5e_bytes, options))
         slices.append(Slice(f"v6e-{chips}", V6E, f"v6e:{shape}", chips, hosts, v6e_bytes, options))

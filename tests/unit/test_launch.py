@@ -19,6 +19,8 @@ import jsonschema
 import pytest
 import yaml
 
+from codea1_jax.plan.chips import slice_named
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 LAUNCH = ROOT / "launch"
 SCHEMA = json.loads((pathlib.Path(__file__).parent / "jobset_schema.json").read_text())
@@ -36,6 +38,7 @@ BUCKET = "--bucket=gs://my-bucket/codea1"
 # A value with both kinds of quotes and a space must arrive as it was typed.
 VALUE = """--gin.DataConfig.path="it's a file.jsonl" """.strip()
 TRAIN = ("--", "--gin_file=gin/runs/a1_1_5b.gin", VALUE)
+PLAN = (str(ROOT / ".venv" / "bin" / "codea1"), "plan")
 
 
 def run(script: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -150,6 +153,12 @@ def check_flags(text: str) -> None:
     for words in commands(text):
         if words[0] == "git":
             continue
+        if words[0] == PLAN[0]:
+            assert words[1] == PLAN[1]
+            assert all(
+                word.startswith(("--topology=", "--gin_file=", "--gin.")) for word in words[2:]
+            )
+            continue
         plain = [word for word in words if not word.startswith("--context=")]
         plain = [word for word in plain if not word.startswith("--namespace=")] + [
             word for word in words if word.startswith("--namespace=")
@@ -178,6 +187,27 @@ def test_tpu_vm_dry_run(accelerator: str) -> None:
     assert train == [*distributed, *TRAIN[1:]]
     assert "--bucket=gs://my-bucket/codea1" in words
     assert "journalctl" in commands(text)[-1][-1]
+
+
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh", "xpk.sh"])
+def test_the_run_is_planned_before_anything_is_made(script: str) -> None:
+    options = ("--own-node-pool",) if script == "gke.sh" else ()
+    done = commands(start(script, "v5e-16", *options))
+    (at,) = (index for index, words in enumerate(done) if tuple(words[:2]) == PLAN)
+    assert done[at][2:] == ["--topology=v5e-16", *TRAIN[1:]]
+    making = {"create", "attach", "apply"}
+    makes = ["can-i" not in words and bool(making & set(words)) for words in done]
+    assert not any(makes[:at])
+    assert any(makes[at:])
+    assert PLAN[1] not in start(script, "v5e-16", "--skip-plan").split()
+
+
+@pytest.mark.parametrize("name", table())
+def test_every_accelerator_can_be_planned(name: str) -> None:
+    slice_ = slice_named(name)
+    assert (slice_.num_chips, slice_.num_hosts) == tuple(
+        int(table()[name][column]) for column in ("chips", "hosts")
+    )
 
 
 def test_keep_asks_again_for_a_slice_that_was_taken_away() -> None:
@@ -399,18 +429,59 @@ def test_missing_permissions_are_refused_before_anything_is_made(
     script: str, refusing: str, words: str, tmp_path: pathlib.Path
 ) -> None:
     """The tools are stand-ins that write down how they are called, and fail at one command."""
-    calls = tmp_path / "calls"
-    stand_in = f'#!/bin/bash\necho "$*" >>{calls}\n[[ "$*" != *"{refusing}"* ]]\n'
-    for tool in ("gcloud", "kubectl", "xpk", "git"):
-        (tmp_path / tool).write_text(stand_in)
-        (tmp_path / tool).chmod(0o755)
+    calls, tools = tmp_path / "calls", tmp_path / "tools"
+    stand_in(tools, "gcloud kubectl xpk git", f'echo "$*" >>{calls}; [[ "$*" != *"{refusing}"* ]]')
     keys = [key for key in GOOD if script != "tpu_vm.sh" or key not in ("cluster", "image")]
     options = [f"--{key}={GOOD[key]}" for key in keys]
-    done = run(script, "start", *options, *TRAIN, PATH=f"{tmp_path}:{os.environ['PATH']}")
+    done = run(script, "start", *options, *TRAIN, PATH=f"{tools}:{os.environ['PATH']}")
     assert done.returncode == 2
     assert words in done.stderr.splitlines()[-1]
     last = calls.read_text().splitlines()[-1]
     assert refusing in last, "it went on after the refusal"
+
+
+@pytest.mark.parametrize("script", ["tpu_vm.sh", "gke.sh", "xpk.sh"])
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [
+        (1, "the run does not fit v6e-4, nothing was started"),
+        (2, "the run could not be planned, nothing was started"),
+        (None, "no .venv to plan the run with"),
+    ],
+)
+def test_a_run_that_does_not_fit_is_not_started(
+    script: str, code: int | None, words: str, tmp_path: pathlib.Path
+) -> None:
+    """In a copy of the checkout whose `codea1 plan` ends with `code`."""
+    calls, tools = tmp_path / "calls", tmp_path / "tools"
+    root = tmp_path / "root"
+    for folder in ("launch", "gin"):
+        shutil.copytree(ROOT / folder, root / folder)
+    stand_in(tools, "gcloud kubectl xpk git", f'echo "$*" >>{calls}')
+    if code is not None:
+        stand_in(root / ".venv" / "bin", "codea1", f'echo "codea1 $*" >>{calls}; exit {code}')
+    keys = [key for key in GOOD if script != "tpu_vm.sh" or key not in ("cluster", "image")]
+    options = [f"--{key}={GOOD[key]}" for key in keys]
+    done = subprocess.run(
+        ["bash", root / "launch" / script, "start", *options, *TRAIN],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env=os.environ | {"PATH": f"{tools}:{os.environ['PATH']}"},
+    )
+    assert done.returncode == 2
+    assert words in done.stderr.splitlines()[-1]
+    called = calls.read_text()
+    assert "create" not in called.replace("auth can-i create", "")
+    assert ("codea1 plan --topology=v6e-4" in called) == (code is not None)
+
+
+def stand_in(folder: pathlib.Path, tools: str, line: str) -> None:
+    """Executables that run `line`."""
+    folder.mkdir(parents=True)
+    for tool in tools.split():
+        (folder / tool).write_text(f"#!/bin/bash\n{line}\n")
+        (folder / tool).chmod(0o755)
 
 
 # The scripts themselves.
