@@ -26,7 +26,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
-for _function in (_libc.malloc, _libc.mmap, _libc.mremap, _libc.sbrk):
+for _function in (_libc.mmap, _libc.mremap):
     _function.restype = ctypes.c_void_p
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
 _MAP_PRIVATE, _MAP_ANONYMOUS, _MREMAP_TO, _MADV_COLLAPSE = 2, 0x20, 3, 25
@@ -116,22 +116,6 @@ def trim_heap() -> None:
     """Gives free memory of the heap back, so that forks need not copy its page tables (glibc)."""
     if hasattr(_libc, "malloc_trim"):
         _libc.malloc_trim(ctypes.c_size_t(0))
-
-
-def spend_free_heap() -> None:
-    """Gives away the free pieces between used ones of the heap, after `trim_heap` (glibc).
-
-    Children then take new memory from the heap's end, page by page; otherwise each of them would
-    write to, and so copy, the many pages that hold a free piece.
-    """
-    if not hasattr(_libc, "malloc_trim"):
-        return
-    last_page = _libc.sbrk(ctypes.c_ssize_t(0)) - 2 * os.sysconf("SC_PAGE_SIZE")
-    size = 1 << 16
-    while size >= 24:  # from large to small: what is left of a piece is used in its turn
-        while _libc.malloc(ctypes.c_size_t(size)) < last_page:
-            pass
-        size = min(size - 16, size * 15 // 16)
 
 
 def use_large_pages() -> None:

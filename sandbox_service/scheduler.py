@@ -1,4 +1,5 @@
-"""Who runs next: a queue that is fair between tenants by weight, by priority within a tenant.
+"""Who runs next: a queue that is fair between tenants by weight; within one, by priority, then the
+longest first (costs.py).
 
 Fair means equal shares of slot time per weight, not equal numbers of runs: a tenant of hanging
 programs must not starve one of quick ones (start-time fair queueing, Goyal et al. 1996; a run is
@@ -10,6 +11,8 @@ import heapq
 import itertools
 import time
 from dataclasses import dataclass, field
+
+from sandbox_service import costs
 
 _COMPACT_ABOVE = 64
 _IN_FLIGHT_RETRY_S = 0.1
@@ -56,7 +59,7 @@ class Grant:
 
 @dataclass(order=True)
 class _Waiter:
-    order: tuple[int, int]
+    order: tuple[int, float, int]
     granted: "asyncio.Future[Grant]" = field(compare=False)
 
 
@@ -115,13 +118,14 @@ class Scheduler:
         """The run that entered has been answered."""
         self._shares[tenant.name].num_in_flight -= 1
 
-    async def acquire(self, tenant: Tenant, priority: int = 0) -> Grant:
+    async def acquire(self, tenant: Tenant, priority: int = 0, expected_s: float = 0.0) -> Grant:
         """Waits for a slot. Cancelling leaves the queue."""
         share = self._share(tenant)
         if self._num_free and not self.num_waiting:
             return self._grant(share)
         future: asyncio.Future[Grant] = asyncio.get_running_loop().create_future()
-        waiter = _Waiter((-priority, next(self._sequence)), future)
+        came_s = time.monotonic() - min(expected_s, costs.MAX_AHEAD_S)
+        waiter = _Waiter((-priority, came_s, next(self._sequence)), future)
         heapq.heappush(share.waiters, waiter)
         share.num_waiting += 1
         self.num_waiting += 1

@@ -19,6 +19,7 @@ import grpc
 from sandbox_service import auth, codec, limits, packages, request, runner
 from sandbox_service.blobs import BlobStore, MissingBlob
 from sandbox_service.cache import Cache
+from sandbox_service.costs import CostTable
 from sandbox_service.metrics import Metrics, verdict_name
 from sandbox_service.pool import Pool
 from sandbox_service.proto import sandbox_pb2 as pb
@@ -72,6 +73,7 @@ class SandboxServicer(pb_grpc.SandboxServicer):
         self.scheduler = Scheduler(pool.num_positions)
         self.runtime_digest = _runtime_digest(pool)
         self.cache = Cache(settings.cache_bytes, self.runtime_digest)
+        self.costs = CostTable()
         self.blobs = BlobStore(settings.blob_bytes)
         self.metrics = Metrics(self) if settings.metrics_address else None
         self.window = max(4, 2 * pool.num_slots)
@@ -276,10 +278,12 @@ class SandboxServicer(pb_grpc.SandboxServicer):
         self, message: pb.RunRequest, spec: runner.RunSpec, tenant: Tenant
     ) -> pb.RunReply:
         start = time.monotonic()
-        grant: Grant = await self.scheduler.acquire(tenant, message.priority)
+        expected_s = self.costs.expected_s(message)
+        grant: Grant = await self.scheduler.acquire(tenant, message.priority, expected_s)
         try:
             done = await runner.run(self.pool, spec)
             reply = request.reply(message.id, done, self.pool.tier, time.monotonic() - start)
+            self.costs.note(message, done.wall_s)
         except Exception as error:
             log.exception("a run failed inside the server")
             reply = _internal_reply(message, error, self.pool.tier)

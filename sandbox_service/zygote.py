@@ -103,7 +103,6 @@ def main() -> None:
     linux.make_immortal()
     linux.use_large_pages()
     linux.trim_heap()
-    linux.spend_free_heap()
     gc.freeze()
     serve(control)
 

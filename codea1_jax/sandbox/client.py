@@ -5,19 +5,21 @@
         assert result.outcomes[0].value == 2
 
 Any number of hosts, one bidirectional stream to each (`host.py`). At most `window` runs are with a
-host at a time, the others wait here, so any number may be submitted at once; a run goes to the host
-with the least outstanding work. A host that is unreachable, silent or failing is left alone for a
-while, and what it has not answered goes to the others (runs have no side effects). A run that one
-host keeps for very long, or for long while another has nothing to do, is sent to another as well;
-the first answer counts.
+host at a time, the others wait here, so any number may be submitted at once. A run goes to the host
+with the least outstanding work; of hosts that are about equal, to the one which gets all equal
+programs and so may know the answer. Runs that are expected to take long go first. A host that is
+unreachable, silent or failing is left alone for a while, and what it has not answered goes to the
+others (runs have no side effects). A run that one host keeps for very long, or for long while
+another has nothing to do, is sent to another as well; the first answer counts.
 
 A run gives up as INTERNAL, with UNKNOWN outcomes, `deadline_s` after it was first sent without an
 answer, or when no host has shown a sign of life for that long. Trouble with the infrastructure is
 never an exception.
 """
 
-import collections
 import contextlib
+import hashlib
+import heapq
 import logging
 import threading
 import time
@@ -30,6 +32,7 @@ from codea1_jax.sandbox.host import Host
 from codea1_jax.sandbox.verdict import Limits, Run, RunResult
 from codea1_jax.sandbox.wire import Job
 from sandbox_service.channel import Security
+from sandbox_service.costs import MAX_AHEAD_S, CostTable
 from sandbox_service.proto import sandbox_pb2 as pb
 
 log = logging.getLogger(__name__)
@@ -38,6 +41,9 @@ _TICK_S, _TICK_PER_RUN_S = 0.1, 2e-5
 # A run is sent to a second host after this part of the deadline, at most so many seconds; sooner
 # when nothing waits, for then a slow host alone decides when a step ends.
 _PATIENCE, _MAX_PATIENCE_S, _TAIL_PATIENCE_S = 1 / 3, 60.0, 10.0
+# A run leaves its home for a host that has less to do by this share of its window, and is taken by
+# any host when it should have been sent so much earlier than the next that is at home there.
+_HOME_LOAD, _OVERDUE_S = 0.25, 1.0
 _MAX_INTERNAL_RETRIES = 1  # on top of one for every further host
 
 
@@ -73,7 +79,7 @@ class SandboxClient:
         self._deadline_s = deadline_s
         self._default_limits = default_limits or Limits()
         self._lock = threading.Condition()
-        self._waiting: collections.deque[Job] = collections.deque()
+        self._costs = CostTable()
         self._jobs: set[Job] = set()  # all that have no answer yet
         self._is_closed = False
         self._hosts = [
@@ -103,7 +109,10 @@ class SandboxClient:
                     host.last_sign_s = time.monotonic()  # an idle service owes no sign of life
                 self._lock.notify_all()
             self._jobs.add(job)
-            self._waiting.append(job)
+            job.home = self._home(run.program)
+            expected_s = min(self._costs.expected_s(job.request), MAX_AHEAD_S)
+            job.order_s = job.submitted_s - expected_s
+            heapq.heappush(job.home.waiting, job)
             self.dispatch()
         return job.future
 
@@ -149,7 +158,8 @@ class SandboxClient:
             self._is_closed = True
             jobs = list(self._jobs)
             self._jobs.clear()
-            self._waiting.clear()
+            for host in self._hosts:
+                host.waiting.clear()
             self._lock.notify_all()
         for host in self._hosts:
             host.close()
@@ -175,19 +185,41 @@ class SandboxClient:
 
     def dispatch(self) -> None:
         """Gives waiting runs to the hosts with the least outstanding work."""
-        while self._waiting:
+        while self._has_waiting:
             free = [host for host in self._hosts if host.has_room]
             if not free:
                 return
-            job = self._waiting.popleft()
+            job = self._next_for(min(free, key=_load))
             if job in self._jobs:
                 choice = [host for host in free if host not in job.failed_at] or free
-                min(choice, key=lambda host: host.load).send(job)
+                least = min(host.load for host in choice)
+                choice = [host for host in choice if host.load <= least + _HOME_LOAD]
+                (job.home if job.home in choice else min(choice, key=_load)).send(job)
+
+    @property
+    def _has_waiting(self) -> bool:
+        return any(host.waiting for host in self._hosts)
+
+    def _next_for(self, host: Host) -> Job:
+        """A run at home with this host; the first of all if it has none or that is long overdue."""
+        first = min(other.waiting[0] for other in self._hosts if other.waiting)
+        own = host.waiting[0] if host.waiting else None
+        if own is None or own.order_s > first.order_s + _OVERDUE_S:
+            own = first
+        return heapq.heappop(own.home.waiting)
+
+    def _home(self, program: str) -> Host:
+        """Where equal programs go, and find the answer (Thaler and Ravishankar 1998)."""
+        if len(self._hosts) == 1:
+            return self._hosts[0]
+        digest = hashlib.sha256(program.encode("utf-8", "surrogatepass")).digest()
+        return max(self._hosts, key=lambda host: _mix(digest, host.address))
 
     def take_back(self, jobs: Sequence[Job]) -> None:
         """What a host will not answer: to the front of the queue; the clocks of the runs go on."""
         lost = [job for job in jobs if job in self._jobs and not job.num_copies]
-        self._waiting.extendleft(reversed(lost))
+        for job in lost:
+            heapq.heappush(job.home.waiting, job)
         self.dispatch()
 
     def receive(self, host: Host, job: Job, reply: pb.RunReply) -> None:
@@ -201,10 +233,13 @@ class SandboxClient:
             if reply.status == pb.INTERNAL and job.num_retries < max_retries:
                 job.num_retries += 1
                 job.failed_at.add(host)
-                self._waiting.append(job)
+                job.order_s = time.monotonic()
+                heapq.heappush(job.home.waiting, job)
                 self.dispatch()
                 return
             self._jobs.remove(job)
+            if reply.status != pb.INTERNAL and not reply.cache_hit:
+                self._costs.note(job.request, reply.wall_us / 1e6)
         try:
             result = wire.result(reply, job)
         except wire.MalformedReply as error:
@@ -240,7 +275,7 @@ class SandboxClient:
 
     def _tidy(self, host: Host, now_s: float) -> None:
         """Forgets what needs no answer any more; has a second host try what takes very long."""
-        limit_s = _MAX_PATIENCE_S if self._waiting else _TAIL_PATIENCE_S
+        limit_s = _MAX_PATIENCE_S if self._has_waiting else _TAIL_PATIENCE_S
         patience_s = min(_PATIENCE * self._deadline_s, limit_s)
         for number, job, sent_s in host.unanswered():
             if job not in self._jobs:
@@ -248,7 +283,15 @@ class SandboxClient:
             elif now_s - sent_s > patience_s and job.num_copies == 1:
                 others = [other for other in self._hosts if other is not host and other.has_room]
                 if others:
-                    min(others, key=lambda other: other.load).send(job)
+                    min(others, key=_load).send(job)
+
+
+def _load(host: Host) -> float:
+    return host.load
+
+
+def _mix(digest: bytes, address: str) -> bytes:
+    return hashlib.sha256(digest + address.encode()).digest()
 
 
 def _give_up(jobs: Sequence[Job], message: str) -> None:

@@ -52,6 +52,7 @@ class Host:
         security: Security,
     ) -> None:
         self.address = address
+        self.waiting: list[Job] = []  # a heap of those that are at home here
         self.last_sign_s = time.monotonic()
         self.trouble = "not connected yet"  # why there is no stream, or the last one ended
         self._client = client

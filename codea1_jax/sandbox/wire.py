@@ -51,6 +51,11 @@ class Job:
     num_copies: int = 0  # hosts that have it now
     num_retries: int = 0
     failed_at: set[Any] = field(default_factory=set)  # hosts that answered INTERNAL
+    order_s: float = 0.0  # the smaller, the sooner it is sent
+    home: Any = None  # the host that gets equal programs
+
+    def __lt__(self, other: "Job") -> bool:
+        return self.order_s < other.order_s
 
 
 def job(run: Run, default_limits: Limits) -> "Job | RunResult":

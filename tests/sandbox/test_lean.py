@@ -27,7 +27,7 @@ def test_costly_modules_are_not_loaded_for_every_child() -> None:
     assert not costly & set(loaded)
 
 
-@pytest.mark.parametrize("name", ["use_large_pages", "spend_free_heap", "make_immortal"])
+@pytest.mark.parametrize("name", ["use_large_pages", "trim_heap", "make_immortal"])
 def test_the_interpreter_is_whole_afterwards(name: str) -> None:
     """These change memory under a running interpreter; a mistake would end every run."""
     text = f"""
