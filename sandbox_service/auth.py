@@ -13,6 +13,7 @@ import hmac
 import logging
 import math
 import os
+import ssl
 import time
 from collections.abc import Iterable
 
@@ -80,7 +81,7 @@ def _version(path: str) -> tuple[int, int, int]:
     try:
         status = os.stat(path)
     except OSError as error:
-        raise AuthError(f"cannot read the tokens: {error}") from None
+        raise AuthError(f"cannot read {path}: {error.strerror}") from None
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
@@ -141,13 +142,55 @@ def server_credentials(
 ) -> grpc.ServerCredentials:
     """TLS with the service's certificate; with `client_ca_file`, clients must show one as well.
 
-    Raises AuthError naming the file that cannot be read.
+    The files are looked at again for every new connection. Files that cannot be used leave the old
+    ones in force. Raises AuthError naming the file that cannot be used.
     """
-    return grpc.ssl_server_credentials(
-        [(read_file(key_file), read_file(cert_file))],
-        root_certificates=read_file(client_ca_file) if client_ca_file else None,
-        require_client_auth=bool(client_ca_file),
+    certificates = _Certificates(cert_file, key_file, client_ca_file)
+    return grpc.dynamic_ssl_server_credentials(
+        certificates.read(), certificates.read_again, bool(client_ca_file)
     )
+
+
+class _Certificates:
+    """The files of a service's TLS."""
+
+    def __init__(self, cert_file: str, key_file: str, client_ca_file: str) -> None:
+        self._cert_file, self._key_file, self._ca_file = cert_file, key_file, client_ca_file
+        self._versions: list[tuple[int, int, int]] = []
+
+    def read(self) -> grpc.ServerCertificateConfiguration:
+        """Raises AuthError."""
+        self._versions = self._read_versions()
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self._cert_file, self._key_file)
+            if self._ca_file:
+                context.load_verify_locations(self._ca_file)
+        except (OSError, ssl.SSLError) as error:
+            names = " and ".join(filter(None, (self._cert_file, self._key_file, self._ca_file)))
+            raise AuthError(
+                f"cannot use {names}: the files must be PEM and belong together ({error})"
+            ) from None
+        return grpc.ssl_server_certificate_configuration(
+            [(read_file(self._key_file), read_file(self._cert_file))],
+            root_certificates=read_file(self._ca_file) if self._ca_file else None,
+        )
+
+    def read_again(self) -> grpc.ServerCertificateConfiguration | None:
+        """For a new connection, in a thread of gRPC: None if nothing has changed."""
+        try:
+            if self._read_versions() == self._versions:
+                return None
+            configuration = self.read()
+        except AuthError as error:
+            log.error("the old certificates stay in force: %s", error)
+            return None
+        log.warning("read the certificates again")
+        return configuration
+
+    def _read_versions(self) -> list[tuple[int, int, int]]:
+        paths = (self._key_file, self._cert_file, self._ca_file)
+        return [_version(path) for path in paths if path]
 
 
 def read_file(path: str) -> bytes:

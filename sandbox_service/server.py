@@ -71,9 +71,7 @@ def _listen(server: grpc.aio.Server, settings: Settings) -> int:
             return server.add_secure_port(settings.address, credentials)
         return server.add_insecure_port(settings.address)
     except RuntimeError as error:
-        files = f" with {settings.cert_file} and {settings.key_file}" if settings.cert_file else ""
-        hint = "; the files must be PEM and belong together" if files else ""
-        raise OSError(f"cannot listen on {settings.address}{files}: {error}{hint}") from None
+        raise OSError(f"cannot listen on {settings.address}: {error}") from None
 
 
 def _serve_metrics(servicer: SandboxServicer, address: str) -> None:

@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import json
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -334,8 +335,11 @@ def test_tokens_and_their_quotas(tmp_path: pathlib.Path) -> None:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """ca.pem, and a certificate and key for a service and for a client; of a few minutes' life."""
-    folder = tmp_path_factory.mktemp("certificates")
+    return _new_certificates(tmp_path_factory.mktemp("certificates"))
+
+
+def _new_certificates(folder: pathlib.Path) -> pathlib.Path:
+    """ca.pem, and a certificate and key for a service and for a client; of two days' life."""
 
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
@@ -371,6 +375,41 @@ def test_tls_and_mutual_tls(certificates: pathlib.Path) -> None:
             for stranger in strangers:
                 with SandboxClient(address, security=stranger, deadline_s=1.0) as client:
                     assert client.submit(run).result().status is RunStatus.INTERNAL
+
+
+def test_certificates_are_read_again(tmp_path: pathlib.Path) -> None:
+    """A certificate that is renewed every few weeks must not need a restart in a long training."""
+    generations = []
+    for name in ("old", "new"):
+        (tmp_path / name).mkdir()
+        generations.append(_new_certificates(tmp_path / name))
+    current = tmp_path / "current"
+    shutil.copytree(generations[0], current)
+    files = [str(current / name) for name in ("server.pem", "server.key", "ca.pem")]
+    options = [
+        x for pair in zip(("--tls-cert", "--tls-key", "--tls-client-ca"), files) for x in pair
+    ]
+    with _service("--address", "0.0.0.0:0", *options) as (address, _):
+        address = address.replace("127.0.0.1", "localhost")
+
+        def is_trusted(folder: pathlib.Path) -> bool:
+            security = Security(*(str(folder / n) for n in ("ca.pem", "client.pem", "client.key")))
+            with open_channel(address, security, retries=False) as channel:
+                stub = pb_grpc.SandboxStub(channel)
+                try:
+                    return bool(stub.GetInfo(pb.InfoRequest(), timeout=10).tier)
+                except grpc.RpcError as error:
+                    return error.code() is not grpc.StatusCode.UNAVAILABLE
+
+        assert [is_trusted(folder) for folder in generations] == [True, False]
+        # Half of a renewal, and then files that are none: the old ones stay in force.
+        shutil.copy(generations[1] / "server.pem", current)
+        assert [is_trusted(folder) for folder in generations] == [True, False]
+        (current / "server.key").write_text("no key")
+        assert [is_trusted(folder) for folder in generations] == [True, False]
+        for name in ("server.key", "ca.pem"):
+            shutil.copy(generations[1] / name, current)
+        assert [is_trusted(folder) for folder in generations] == [False, True]
 
 
 @pytest.mark.parametrize(
