@@ -22,6 +22,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from codea1_jax.models.layers import keep_apart
 from codea1_jax.rollout.types import SamplingParams
 from codea1_jax.typing import Array, Bool, Float32, Int32
 
@@ -226,7 +227,8 @@ def _invert_cdf(
         padding = ((0, num_blocks * BLOCK - vocab_size), (0, 0))
         logits = jnp.pad(logits, padding, constant_values=-np.inf)
     blocks = logits.reshape(num_blocks, BLOCK, num_rows)
-    sums = _weights(blocks, scale, limit).sum(axis=1)
+    # Apart: XLA would add up the whole vocabulary a second time for the total.
+    sums = keep_apart(_weights(blocks, scale, limit).sum(axis=1))
     block = _first_above(sums, uniform[:, 0])
     inner = jnp.take_along_axis(blocks, block[None, None], axis=0)[0]  # [BLOCK B]
     offset = _first_above(_weights(inner, scale, limit), uniform[:, 1])
