@@ -296,13 +296,13 @@ class LanguageModel:
     @property
     def _attend_full(self) -> Callable[..., Array]:
         refused = tpu_attention.refuse_full(self.compute_dtype)
-        is_kernel = tpu_attention.use_kernel(self.attention, refused)
-        return tpu_attention.attend_full if is_kernel else attend_full
+        is_xla = tpu_attention.why_xla(self.attention, refused)
+        return attend_full if is_xla else tpu_attention.attend_full
 
     def _attend_stack(self, num_slots: int) -> Callable[..., Array]:
         refused = tpu_attention.refuse_stack(self.config, num_slots)
-        is_kernel = tpu_attention.use_kernel(self.attention, refused)
-        return tpu_attention.attend_stack if is_kernel else attend_stack
+        is_xla = tpu_attention.why_xla(self.attention, refused)
+        return attend_stack if is_xla else tpu_attention.attend_stack
 
     def logits(self, params: Params, hidden: Float[Array, "*B D"]) -> Float32[Array, "*B V"]:
         """Scores of the next token, float32, not divided by a temperature."""

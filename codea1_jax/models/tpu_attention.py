@@ -51,8 +51,8 @@ _SLOT_BLOCKS = (512, 256, 128, 64, 32, 16)
 Choice = Literal["auto", "xla", "pallas"]
 
 
-def use_kernel(choice: Choice, refused: str) -> bool:
-    """Whether a kernel takes XLA's place: on a mesh of TPUs, unless it refuses or "xla" is chosen.
+def why_xla(choice: Choice, refused: str) -> str:
+    """Why XLA's form is taken on the ambient mesh; empty if the kernel is.
 
     Args:
       refused: of `refuse_full` or `refuse_stack`.
@@ -60,12 +60,14 @@ def use_kernel(choice: Choice, refused: str) -> bool:
     Raises:
       UserError: "pallas" was chosen where it cannot be.
     """
+    if choice == "xla":
+        return "attention='xla'"
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None or device.platform != "tpu":
         refused = "the mesh has no TPUs"
     if choice == "pallas" and refused:
         raise UserError(f"attention='pallas' is refused: {refused}; use 'auto' or 'xla'")
-    return choice != "xla" and not refused
+    return refused
 
 
 def refuse_full(dtype: Any) -> str:

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from codea1_jax.bench.flops import ForwardFlops, forward_flops
 from codea1_jax.config import RoleConfig, TrainConfig
 from codea1_jax.mesh import make_mesh
+from codea1_jax.models import tpu_attention
 from codea1_jax.models.config import Qwen2Config
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.plan.published import model_sizes
@@ -298,6 +299,7 @@ class PlannedRole:
             remat=owner.remat,
             attention=owner.attention,
         )
+        self.mesh = mesh
         self.learner = Learner(self.model, mesh, config.optimizer, config.loss, config.learner)
         self.engine = RolloutEngine(self.model, mesh, config.rollout, pad_id=0)
         self.programs = Programs(
@@ -319,6 +321,21 @@ class PlannedRole:
             trained = 2 * problems
         self.trained_samples = trained * self.group_size
         self.tokens_per_step = trained * self._group_tokens()
+
+    @property
+    def attention(self) -> dict[str, str]:
+        """Who computes attention: "Pallas", or "XLA" and why, by kind of program."""
+        slots = self.engine.cache_lengths(self.config.sampling)[-1]
+        with jax.set_mesh(self.mesh):
+            reasons = {
+                "whole rows": tpu_attention.refuse_full(self.model.compute_dtype),
+                "decode": tpu_attention.refuse_stack(self.model.config, slots),
+            }
+            why = {
+                kind: tpu_attention.why_xla(self.model.attention, reason)
+                for kind, reason in reasons.items()
+            }
+        return {kind: f"XLA ({reason})" if reason else "Pallas" for kind, reason in why.items()}
 
     @property
     def view_bytes(self) -> int:

@@ -58,6 +58,7 @@ def as_json(report: Report) -> dict[str, Any]:
         "compiler": report.compiler,
         "mesh": dict(report.plan.mesh.shape),
         "hbm_limit_bytes": report.slice.chip.hbm_bytes,
+        "attention": {role.name: role.attention for role in report.plan.roles},
         "held_bytes": report.plan.held,
         "host_bytes": report.host,
         "host_limit_bytes": report.slice.host_bytes,
@@ -129,7 +130,12 @@ def _row(one: Estimate) -> tuple[str, ...]:
 def _footer(report: Report) -> list[str]:
     held = ", ".join(f"{name} {_gib(size)}" for name, size in report.plan.held.items())
     host = ", ".join(f"{name} {size / 1e9:.1f}" for name, size in report.host.items())
+    attention = "; ".join(
+        f"{role.name} {', '.join(f'{kind} {who}' for kind, who in role.attention.items())}"
+        for role in report.plan.roles
+    )
     lines = [
+        f"Attention: {attention}.",
         f"Held through the step (GiB per device): {held}.",
         f"Host memory (GB per host, limit {report.slice.host_bytes / 1e9:.0f}): {host}; "
         f"{report.host_total / 1e9:.1f} in all.",

@@ -150,7 +150,7 @@ def test_model_samples_the_same_through_the_kernels(monkeypatch):
         return seen
 
     wanted = run()
-    monkeypatch.setattr(tpu_attention, "use_kernel", lambda choice, refused: True)
+    monkeypatch.setattr(tpu_attention, "why_xla", lambda choice, refused: "")
     for name in ("attend_full", "attend_stack"):
         kernel = functools.partial(getattr(tpu_attention, name), interpret=True)
         monkeypatch.setattr(tpu_attention, name, kernel)
@@ -167,18 +167,17 @@ def tpu_mesh(tensor: int = 1) -> AbstractMesh:
 
 
 def test_devices_of_the_mesh_decide():
-    use = tpu_attention.use_kernel
+    why = tpu_attention.why_xla
     with jax.set_mesh(make_mesh(1, 1, 1, devices=jax.devices()[:1])):
-        assert not use("auto", "")
+        assert why("auto", "") == "the mesh has no TPUs"
         with pytest.raises(UserError, match="no TPUs; use 'auto' or 'xla'"):
-            use("pallas", "")
+            why("pallas", "")
     with jax.sharding.use_abstract_mesh(tpu_mesh()):
-        assert use("auto", "")
-        assert use("pallas", "")
-        assert not use("xla", "")
-        assert not use("auto", "too odd")
+        assert why("auto", "") == why("pallas", "") == ""
+        assert why("auto", "too odd") == "too odd"
+        assert why("xla", "") == "attention='xla'"
         with pytest.raises(UserError, match="too odd"):
-            use("pallas", "too odd")
+            why("pallas", "too odd")
 
 
 def test_refusals_name_their_reason():

@@ -150,6 +150,8 @@ def test_report_as_json_survives_a_round_trip(roomy):
     phase = next(p for p in raw["phases"] if p["phase"] == "coder gradients")
     assert phase["total_bytes"] == total(roomy[0], "coder gradients")
     assert phase["flops"] > 0
+    no_kernel = "XLA (the mesh has no TPUs)"
+    assert raw["attention"]["coder"] == {"whole rows": no_kernel, "decode": no_kernel}
     assert phase["roofline_s"] > 0
     assert any(one["kind"] == "all-gather" for one in phase["collectives"])
 
