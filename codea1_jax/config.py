@@ -13,6 +13,7 @@ from codea1_jax.coevo.config import CoEvolutionConfig, official, paper
 from codea1_jax.gin_io import ConfigurationError, resolve_path
 from codea1_jax.mesh import MeshError, resolve_sizes
 from codea1_jax.models.config import ConfigError, Qwen2Config
+from codea1_jax.obs import wandb_log
 from codea1_jax.rl.learner import LearnerConfig
 from codea1_jax.rl.losses import LossConfig
 from codea1_jax.rl.optim import OptimizerConfig
@@ -140,6 +141,7 @@ class TrainConfig:
       share_weights: one set of weights, the coder's, plays both roles (self-play); the tester's
         checkpoint, optimizer and loss are not used.
       allow_changed_config: continue a run whose configuration differs from its checkpoint's.
+      wandb_project: Weights & Biases project that gets the metrics too; needs the extra `wandb`.
     """
 
     roles: tuple[RoleConfig, ...]
@@ -157,6 +159,7 @@ class TrainConfig:
     keep_best_checkpoints: int = 0
     share_weights: bool = False
     allow_changed_config: bool = False
+    wandb_project: str = ""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "roles", tuple(self.roles))
@@ -237,6 +240,11 @@ def _check_run(config: TrainConfig) -> None:
             f"TrainConfig.keep_best_checkpoints={config.keep_best_checkpoints} needs an evaluation "
             "at every checkpoint: set EvalConfig.suite, and EvalConfig.every_steps to a divisor of "
             f"TrainConfig.save_every_steps={config.save_every_steps}"
+        )
+    if config.wandb_project and not wandb_log.is_installed():
+        raise ConfigurationError(
+            f"TrainConfig.wandb_project={config.wandb_project!r} needs wandb: "
+            "pip install 'codea1-jax[wandb]', or leave the key out"
         )
     if config.num_steps > 0 and not any(role.is_trained for role in config.roles):
         raise ConfigurationError(

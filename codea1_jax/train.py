@@ -43,6 +43,7 @@ from codea1_jax.obs.metrics import MetricsWriter
 from codea1_jax.obs.plots import write_report
 from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
+from codea1_jax.obs.wandb_log import WandbLog
 from codea1_jax.rollout.types import Sample
 from codea1_jax.run import Run, build, connect, restore, save
 
@@ -80,7 +81,7 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
         )
         stack.callback(manager.close)
         start = restore(run, manager, config_text)
-        write = stack.enter_context(run_log(run_dir, start, config_text))
+        write = stack.enter_context(run_log(run_dir, start, config_text, config.wandb_project))
 
         if start == 0 and run.holdout.is_due(0, config.num_steps):
             progress.start_step(0)
@@ -114,14 +115,15 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
 
 @contextlib.contextmanager
 def run_log(
-    run_dir: pathlib.Path, start: int, config_text: str
+    run_dir: pathlib.Path, start: int, config_text: str, wandb_project: str
 ) -> Iterator[Callable[[int, Mapping[str, float]], None]]:
     """Where a step's metrics go; writes the report at the end. Only the leading process writes."""
     if not distributed.is_leader():
         yield lambda step, values: None
         return
     (run_dir / "config.gin").write_text(config_text)
-    with contextlib.closing(MetricsWriter(run_dir, resume_step=start)) as writer:
+    wandb = WandbLog(wandb_project, run_dir, config_text) if wandb_project else None
+    with contextlib.closing(MetricsWriter(run_dir, start, wandb)) as writer:
         try:
             yield writer.write
         finally:

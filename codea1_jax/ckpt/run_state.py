@@ -6,8 +6,8 @@ from typing import Any
 
 from codea1_jax.ckpt.manager import RestoreError
 
-# Where a run is computed, not what: a restart may find another slice or sandbox.
-_PLACES = ("MeshConfig.", "SandboxConfig.")
+# Where a run is computed and shown, not what: a restart may find another slice or sandbox.
+_PLACES = ("MeshConfig.", "SandboxConfig.", "TrainConfig.wandb_project")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Metrics of a run: JSON lines are the record, TensorBoard is a view of it.
+"""Metrics of a run: JSON lines are the record, TensorBoard and W&B are views of it.
 
 `metrics.jsonl` has one object per step. Keys under `time/` and `speed/` depend on the machine;
 everything else is a function of the configuration and the checkpoint, so two runs can be compared
@@ -10,6 +10,8 @@ import math
 import pathlib
 from collections.abc import Mapping
 from typing import Any
+
+from codea1_jax.obs.wandb_log import WandbLog
 
 MACHINE_PREFIXES = ("time/", "speed/")
 
@@ -53,14 +55,15 @@ def comparable(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class MetricsWriter:
-    """Writes one row per step to `metrics.jsonl` and its numbers to TensorBoard."""
+    """Writes one row per step to `metrics.jsonl`; its numbers to TensorBoard and, if given, W&B."""
 
-    def __init__(self, run_dir: pathlib.Path, resume_step: int):
+    def __init__(self, run_dir: pathlib.Path, resume_step: int, wandb: WandbLog | None = None):
         from tensorboardX import SummaryWriter
 
         self._log = JsonlLog(run_dir / "metrics.jsonl", resume_step)
         # purge_step hides what an interrupted run wrote after its last checkpoint.
         self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=resume_step + 1)
+        self._wandb = wandb
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         row = {key: _plain(value) for key, value in sorted(values.items())}
@@ -69,10 +72,14 @@ class MetricsWriter:
             if isinstance(value, (int, float)):
                 self._board.add_scalar(key, value, step)
         self._board.flush()
+        if self._wandb:
+            self._wandb.write(step, row)
 
     def close(self) -> None:
         self._log.close()
         self._board.close()
+        if self._wandb:
+            self._wandb.close()
 
 
 def _plain(value: Any) -> Any:
