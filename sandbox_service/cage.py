@@ -56,6 +56,7 @@ class Cage:
         self.notes: list[str] = []
         self._has_child_filter = False
         self._rules = -1
+        self._tmp_marks: tuple[int, ...] = ()
 
     def unshare(self) -> None:
         """First half, in the parent of the slot: what must exist before the slot is forked."""
@@ -199,6 +200,7 @@ class Cage:
 
     def _mount_tmp(self) -> None:
         linux.mount("tmp", "/tmp", "tmpfs", linux.MS_NOSUID | linux.MS_NODEV, self.tmp_options)
+        self._tmp_marks = _marks(os.stat("/tmp"))
 
     def _choose_uid(self) -> None:
         if os.getuid() != 0:
@@ -259,10 +261,12 @@ class Cage:
         """After a run: every process of it is gone and so is what it wrote."""
         self._kill_all()
         if not self.has_private_root:
+            _restore_folder(self.scratch)
             _empty_folder(self.scratch)
             return
         usage = os.statvfs("/tmp")
-        if usage.f_files - usage.f_ffree > 1 or usage.f_bfree < usage.f_blocks:
+        is_used = usage.f_files - usage.f_ffree > 1 or usage.f_bfree < usage.f_blocks
+        if is_used or _marks(os.stat("/tmp")) != self._tmp_marks:
             linux.unmount("/tmp", linux.MNT_DETACH)
             self._mount_tmp()
 
@@ -371,6 +375,20 @@ def _is_world_readable(path: str) -> bool:
             return False
         path = os.path.dirname(path)
     return True
+
+
+def _marks(status: os.stat_result) -> tuple[int, ...]:
+    """What the owner of a folder can change of it without leaving anything inside."""
+    times = status.st_mtime_ns, status.st_atime_ns, status.st_ctime_ns
+    return status.st_mode, status.st_uid, status.st_gid, *times
+
+
+def _restore_folder(path: str) -> None:
+    """Takes from a folder what its owner may have left on itself: rights, times, attributes."""
+    os.chmod(path, 0o700)
+    for name in os.listxattr(path):
+        os.removexattr(path, name)
+    os.utime(path, (0, 0))
 
 
 def _empty_folder(path: str) -> None:

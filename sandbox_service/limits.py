@@ -40,7 +40,7 @@ MIN_MEMORY_BYTES = 64 * MIB  # below this the interpreter itself does not start
 
 # rlimits every child of a slot has, by their names in `resource`; capped at the hard limit.
 SLOT_RLIMITS = {
-    "CORE": 0,
+    "CORE": 1,  # too small for any file, and unlike 0 also for what is piped to a handler: core(5)
     "NOFILE": 64,
     "FSIZE": 16 * MIB,
     "STACK": 64 * MIB,

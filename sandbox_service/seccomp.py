@@ -4,6 +4,12 @@ memfd_create is on the list because its files are memory that no limit of a proc
 calls fail with EPERM at once, so a program that opens a socket gets an exception and not a
 time-out. clone3 and io_uring say ENOSYS, which makes libraries fall back to what the filter can
 see. mount and umount2 stay open: the slot itself needs them, and its children lack the capability.
+
+Some calls are refused by an argument: leases and watches on files that all programs share (a lease
+makes whoever replaces the interpreter wait, a watch tells what others import), pairs of sockets of
+other families (they load kernel modules), limits of others (those of the slot, where it has the
+program's uid), and another limit of core files than the slot's: the 1 of the slot keeps the host's
+crash handler away, 0 would not (core(5)).
 """
 
 from __future__ import annotations
@@ -14,7 +20,8 @@ import struct
 _EPERM, _ENOSYS = 1, 38
 _ALLOW, _KILL, _ERRNO = 0x7FFF0000, 0x80000000, 0x00050000
 _LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_NR, _ARCH, _ARG0 = 0, 4, 16
+_NR, _ARCH, _ARG0, _ARG1, _ARG2 = 0, 4, 16, 24, 32
+_AF_UNIX, _RLIMIT_CORE, _F_SETLEASE, _F_NOTIFY = 1, 4, 1024, 1026
 # NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET, NEWNS
 _CLONE_NEW = 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000 | 0x20000
 
@@ -47,6 +54,7 @@ _X86_64 = {
     "memfd_create": 319, "iopl": 172, "ioperm": 173, "vhangup": 153, "modify_ldt": 154,
     "lookup_dcookie": 212, "nfsservctl": 180, "uselib": 134, "_sysctl": 156, "create_module": 174,
     "query_module": 178, "io_setup": 206, "migrate_pages": 256, "move_pages": 279,
+    "inotify_init": 253, "inotify_init1": 294,
 }  # fmt: skip
 _AARCH64 = {
     "socket": 198, "ptrace": 117, "process_vm_readv": 270, "process_vm_writev": 271,
@@ -59,6 +67,7 @@ _AARCH64 = {
     "swapon": 224, "swapoff": 225, "sethostname": 161, "setdomainname": 162, "acct": 89,
     "syslog": 116, "memfd_create": 279, "kcmp": 272, "fanotify_init": 262, "vhangup": 58,
     "lookup_dcookie": 18, "nfsservctl": 42, "io_setup": 0, "migrate_pages": 238, "move_pages": 239,
+    "inotify_init1": 26,
 }  # fmt: skip
 _CLONE_THREAD = 0x10000
 
@@ -74,14 +83,19 @@ class _Machine:
         forks: tuple[int, ...],
         aimed: tuple[int, ...],  # kill, tgkill, rt_sigqueueinfo, rt_tgsigqueueinfo, prlimit64
         tkill: int,
+        shaped: tuple[int, int, int, int],  # fcntl, setrlimit, prlimit64, socketpair
     ) -> None:
         self.audit, self.clone, self.denied = audit, clone, denied
-        self.forks, self.aimed, self.tkill = forks, aimed, tkill
+        self.forks, self.aimed, self.tkill, self.shaped = forks, aimed, tkill, shaped
 
 
 _MACHINES = {
-    "x86_64": _Machine(0xC000003E, 56, _X86_64, (57, 58), (62, 234, 129, 297, 302), 200),
-    "aarch64": _Machine(0xC00000B7, 220, _AARCH64, (), (129, 131, 138, 240, 261), 130),
+    "x86_64": _Machine(
+        0xC000003E, 56, _X86_64, (57, 58), (62, 234, 129, 297, 302), 200, (72, 160, 302, 53)
+    ),
+    "aarch64": _Machine(
+        0xC00000B7, 220, _AARCH64, (), (129, 131, 138, 240, 261), 130, (25, 164, 261, 199)
+    ),
 }
 _PIDFD_SEND_SIGNAL = 424
 
@@ -103,6 +117,23 @@ def denylist() -> bytes:
         code += _answer(number, _ERRNO | _ENOSYS)
     for number in (*_COMMON_DENIED, *machine.denied.values()):
         code += _answer(number, _ERRNO | _EPERM)
+    fcntl, setrlimit, prlimit, socketpair = machine.shaped
+    code += _answer_argument(fcntl, _ARG1, _F_SETLEASE)
+    code += _answer_argument(fcntl, _ARG1, _F_NOTIFY)
+    code += _answer_argument(setrlimit, _ARG0, _RLIMIT_CORE)
+    code += _answer_argument(prlimit, _ARG0, 0, is_other=True)
+    code += [  # with a new limit; to ask for the old one is allowed
+        _instruction(_JUMP_EQ, 0, 8, prlimit),
+        _instruction(_LOAD, 0, 0, _ARG1),
+        _instruction(_JUMP_EQ, 0, 5, _RLIMIT_CORE),
+        _instruction(_LOAD, 0, 0, _ARG2),
+        _instruction(_JUMP_EQ, 0, 2, 0),
+        _instruction(_LOAD, 0, 0, _ARG2 + 4),
+        _instruction(_JUMP_EQ, 1, 0, 0),
+        _instruction(_RETURN, 0, 0, _ERRNO | _EPERM),
+        _instruction(_LOAD, 0, 0, _NR),
+    ]
+    code += _answer_argument(socketpair, _ARG0, _AF_UNIX, is_other=True)
     code += [
         _instruction(_JUMP_EQ, 0, 3, machine.clone),
         _instruction(_LOAD, 0, 0, _ARG0),
@@ -150,3 +181,14 @@ def _instruction(code: int, if_true: int, if_false: int, value: int) -> bytes:
 
 def _answer(number: int, result: int) -> list[bytes]:
     return [_instruction(_JUMP_EQ, 0, 1, number), _instruction(_RETURN, 0, 0, result)]
+
+
+def _answer_argument(number: int, where: int, value: int, *, is_other: bool = False) -> list[bytes]:
+    """Refuses a call if an argument is `value`, or with `is_other` if it is not."""
+    return [
+        _instruction(_JUMP_EQ, 0, 4, number),
+        _instruction(_LOAD, 0, 0, where),
+        _instruction(_JUMP_EQ, int(is_other), int(not is_other), value),
+        _instruction(_RETURN, 0, 0, _ERRNO | _EPERM),
+        _instruction(_LOAD, 0, 0, _NR),
+    ]

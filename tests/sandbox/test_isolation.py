@@ -143,6 +143,48 @@ PROBES = {
         "",
     ),
     "a uid of others": ("return 'held' if os.getuid() >= 1 << 20 else 'no'", "A-root C"),
+    "a lease on a file of all": (
+        "import fcntl\n"
+        "    file = os.open(os.__file__, os.O_RDONLY)\n"
+        "    return refused(lambda: libc.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK))", ""
+    ),
+    "a watch on a folder of all": (
+        "import fcntl\n"
+        "    folder = os.open(os.path.dirname(os.__file__), os.O_RDONLY)\n"
+        "    return refused(lambda: libc.fcntl(folder, fcntl.F_NOTIFY, fcntl.DN_ACCESS))", ""
+    ),
+    "inotify": ("return refused(lambda: libc.inotify_init1(0))", ""),
+    "pairs of network sockets": (
+        "ends = (ctypes.c_int * 2)()\n"
+        "    return refused(lambda: libc.socketpair(30, 1, 0, ends))", ""
+    ),
+    "pairs of unix sockets are not refused": (
+        "import socket\n"
+        "    a, b = socket.socketpair()\n"
+        "    a.send(b'held')\n"
+        "    return b.recv(9).decode()", ""
+    ),
+    "a core limit that lets the crash handler run": (
+        "which = resource.RLIMIT_CORE\n"
+        "    if resource.getrlimit(which) != (1, 1):\n"
+        "        return str(resource.getrlimit(which))\n"
+        "    limit = (ctypes.c_uint64 * 2)(0, 0)\n"
+        "    calls = [lambda: libc.setrlimit(which, limit),\n"
+        "             lambda: libc.prlimit(0, which, limit, None)]\n"
+        "    if ctypes.sizeof(ctypes.c_long) == 8:  # a pointer whose lower half is 0\n"
+        "        libc.mmap.restype = ctypes.c_void_p\n"
+        "        place = ctypes.c_void_p(1 << 32)\n"
+        "        libc.mmap(place, ctypes.c_size_t(4096), 3, 0x32, -1, ctypes.c_long(0))\n"
+        "        calls.append(lambda: libc.prlimit(0, which, place, None))\n"
+        "    answers = {refused(call) for call in calls}\n"
+        "    return answers.pop() if len(answers) == 1 else str(answers)", ""
+    ),
+    "other limits are not refused": (
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))\n"
+        "    return 'held' if resource.getrlimit(resource.RLIMIT_FSIZE) == (4096, 4096) else 'no'",
+        "",
+    ),
+    "memory by a device": ("return raises(open, '/dev/userfaultfd', 'rb')", ""),
     "clone3": (_refused_call(435, "ENOSYS"), ""),
     "io_uring": (_refused_call(425, "ENOSYS"), ""),
     "the new mount interface": (_refused_call(428), ""),
