@@ -25,6 +25,7 @@ parse() {
     case $1 in
       --) shift; TRAIN=("$@"); return ;;
       --*=*) set -- "${1%%=*}" "${1#*=}" "${@:2}"; key=${1#--}
+        [[ $flags != *" $key "* ]] || die "--$key takes no value; leave '=$2' out"
         [[ $values = *" $key "* ]] || die "unknown option --$key; the options are:$(option_names "$values$flags")" ;;
       --*) key=${1#--} ;;
       *) die "unexpected argument '$1'; arguments of codea1 train follow --" ;;
@@ -46,9 +47,16 @@ given() { [ -n "${OPTION[$1]:-}" ]; }
 is_dry() { given dry-run; }
 
 # Checks that need no network.
+# shellcheck disable=SC2034  # read by the scripts that source this file
+CLUSTER_NAME='[a-z]([a-z0-9-]{0,38}[a-z0-9])?' IMAGE_NAME='[a-z0-9][A-Za-z0-9._/:@-]*'
+# shellcheck disable=SC2034
+KUBERNETES_NAME='[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?'
 require_options() {
   local key
   for key in "$@"; do given "$key" || die "--$key is missing (see --help)"; done
+}
+check_value() { # KEY PATTERN WHAT: where it is given
+  ! given "$1" || [[ ${OPTION[$1]} =~ ^($2)$ ]] || die "--$1 '${OPTION[$1]}' is not $3"
 }
 check_name() {
   [[ ${OPTION[name]} =~ ^[a-z]([a-z0-9-]{0,36}[a-z0-9])?$ ]] ||
@@ -63,7 +71,7 @@ check_zone() {
     die "--zone '${OPTION[zone]}' is not a zone such as us-east5-b"
 }
 check_bucket() {
-  [[ ${OPTION[bucket]} =~ ^gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])(/[A-Za-z0-9._/-]*)?$ ]] ||
+  [[ ${OPTION[bucket]} =~ ^gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])((/[A-Za-z0-9_-][A-Za-z0-9._-]*)*/?)$ ]] ||
     die "--bucket '${OPTION[bucket]}' is not a bucket path such as gs://my-bucket/codea1"
   BUCKET=${BASH_REMATCH[1]}
 }
@@ -85,7 +93,8 @@ check_train() {
       --gin_file=*) is_gin=yes
         [ -f "$ROOT/${argument#*=}" ] || die "${argument#*=} is not a file of this checkout ($ROOT)" ;;
       --run_dir*) die "leave --run_dir out: the run folder is BUCKET/NAME" ;;
-      --gin.*=* | --dry_run) ;;
+      --dry_run) die "--dry_run would rent a slice to print a configuration; type codea1 train --dry_run here, or --dry-run before the --" ;;
+      --gin.*=*) ;;
       *) die "'$argument' is not an argument of codea1 train; write --gin_file=FILE and --gin.NAME=VALUE" ;;
     esac
   done
@@ -160,7 +169,7 @@ require_plan() {
   local plan=("$ROOT/.venv/bin/codea1" plan "--topology=${OPTION[accelerator]}") argument code=0
   if given skip-plan; then return; fi
   for argument in "${TRAIN[@]}"; do
-    case $argument in --distributed | --dry_run) ;; *) plan+=("$argument") ;; esac
+    if [ "$argument" != --distributed ]; then plan+=("$argument"); fi
   done
   if ! is_dry && ! [ -x "${plan[0]}" ]; then
     die "no .venv to plan the run with: CODEA1_EXTRAS=aot launch/setup.sh makes it; or add --skip-plan"

@@ -161,18 +161,14 @@ start() {
   check_bucket
   check_train
   check_hosts "$HOSTS"
-  [[ ${OPTION[image]} =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] || die "--image '${OPTION[image]}' is not the name of an image"
-  case $SANDBOX in
-    local) ;;
-    fleet)
-      require_options sandbox-image
-      [[ ${OPTION[sandbox-image]} =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] ||
-        die "--sandbox-image '${OPTION[sandbox-image]}' is not the name of an image"
-      TRAIN+=("--gin.SandboxConfig.address='dns:///$FLEET.$FLEET:50061'"
-        "--gin.SandboxConfig.ca_file='/etc/codea1-sandbox/ca.crt'"
-        "--gin.SandboxConfig.token_file='/etc/codea1-sandbox/token'") ;;
-    *) die "--sandbox '$SANDBOX' is neither local nor fleet" ;;
-  esac
+  check_value image "$IMAGE_NAME" "the name of an image"
+  check_value sandbox-image "$IMAGE_NAME" "the name of an image"
+  if [ "$SANDBOX" = fleet ]; then
+    require_options sandbox-image
+    TRAIN+=("--gin.SandboxConfig.address='dns:///$FLEET.$FLEET:50061'"
+      "--gin.SandboxConfig.ca_file='/etc/codea1-sandbox/ca.crt'"
+      "--gin.SandboxConfig.token_file='/etc/codea1-sandbox/token'")
+  fi
   require "there is no cluster ${OPTION[cluster]} in $LOCATION of ${OPTION[project]}, or you may not see it" \
     gcloud container clusters describe "${OPTION[cluster]}" "--project=${OPTION[project]}" "--location=$LOCATION" "--format=value(name)"
   require_bucket
@@ -219,7 +215,11 @@ require_options name project zone cluster
 check_name
 check_project
 check_zone
-[[ ${OPTION[cluster]} =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] || die "--cluster '${OPTION[cluster]}' is not the name of a cluster"
+check_value cluster "$CLUSTER_NAME" "the name of a cluster"
+check_value location '[a-z]+-[a-z]+[0-9]+(-[a-z])?' "a region or zone such as us-east5"
+check_value namespace "$KUBERNETES_NAME" "the name of a namespace"
+check_value service-account "$KUBERNETES_NAME" "the name of a Kubernetes service account"
+check_value sandbox 'local|fleet' "local or fleet"
 need_tools gcloud kubectl
 NAME=${OPTION[name]}
 LOCATION=${OPTION[location]:-${OPTION[zone]}}

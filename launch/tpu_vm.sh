@@ -114,6 +114,9 @@ start_options() {
   require_options accelerator bucket
   check_accelerator
   check_bucket
+  check_value service-account '[A-Za-z0-9._@-]+' "the e-mail address of a service account"
+  check_value network '[A-Za-z0-9/_-]+' "the name of a network"
+  check_value subnetwork '[A-Za-z0-9/_-]+' "the name of a subnetwork"
   check_train
   check_hosts "$HOSTS"
   need_tools git

@@ -32,7 +32,7 @@ start() {
   check_bucket
   check_train
   check_hosts $((CHIPS < 4 ? 1 : CHIPS / 4))
-  [[ ${OPTION[image]} =~ ^[a-z0-9][A-Za-z0-9._/:@-]*$ ]] || die "--image '${OPTION[image]}' is not the name of an image"
+  check_value image "$IMAGE_NAME" "the name of an image"
   require "there is no cluster ${OPTION[cluster]} in ${OPTION[project]}: xpk cluster create" \
     xpk cluster describe "${WHERE[@]}"
   require_bucket
@@ -58,7 +58,7 @@ require_options name project zone cluster
 check_name
 check_project
 check_zone
-[[ ${OPTION[cluster]} =~ ^[a-z]([a-z0-9-]{0,38}[a-z0-9])?$ ]] || die "--cluster '${OPTION[cluster]}' is not the name of a cluster"
+check_value cluster "$CLUSTER_NAME" "the name of a cluster"
 need_tools gcloud xpk
 NAME=${OPTION[name]}
 WHERE=("--cluster=${OPTION[cluster]}" "--project=${OPTION[project]}" "--zone=${OPTION[zone]}")

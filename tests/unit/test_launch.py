@@ -333,6 +333,8 @@ BAD = [
     ("accelerator", "", "--accelerator is missing"),
     ("bucket", "my-bucket/codea1", "is not a bucket path"),
     ("bucket", "gs://My_Bucket", "is not a bucket path"),
+    ("bucket", "gs://my-bucket/../other", "is not a bucket path"),
+    ("bucket", "gs://my-bucket//runs", "is not a bucket path"),
     ("bucket", "", "--bucket is missing"),
     ("cluster", "c d", "is not the name of a cluster"),
     ("image", "", "--image is missing"),
@@ -366,6 +368,8 @@ def test_bad_values_are_refused_with_one_sentence(
         (("extra",), "unexpected argument 'extra'"),
         (("--colour=red",), "unknown option --colour"),
         (("--sopt",), "unknown option --sopt"),
+        (("--skip-plan=yes",), "--skip-plan takes no value"),
+        (("--", "--gin_file=gin/runs/smoke.gin", "--dry_run"), "would rent a slice"),
     ],
 )
 def test_bad_arguments_are_refused(script: str, train: tuple[str, ...], words: str) -> None:
@@ -385,7 +389,30 @@ def test_xpk_counts_hosts_of_four_chips() -> None:
 
 def test_gke_refuses_a_fleet_without_an_image() -> None:
     assert_refused("gke.sh", GOOD, ("--sandbox=fleet", *TRAIN), "--sandbox-image is missing")
-    assert_refused("gke.sh", GOOD, ("--sandbox=moon", *TRAIN), "neither local nor fleet")
+
+
+@pytest.mark.parametrize(
+    ("script", "option"),
+    [
+        ("tpu_vm.sh", "--service-account=a b"),
+        ("tpu_vm.sh", "--network=$(x)"),
+        ("tpu_vm.sh", "--subnetwork=a;b"),
+        ("gke.sh", "--namespace=A}"),
+        ("gke.sh", "--service-account=x: y"),
+        ("gke.sh", "--location=mars"),
+        ("gke.sh", "--sandbox=moon"),
+        ("gke.sh", "--sandbox-image=a|b"),
+    ],
+)
+def test_bad_options_are_refused_with_one_sentence(script: str, option: str) -> None:
+    key, value = option.split("=")
+    assert_refused(script, GOOD, (option, *TRAIN), f"{key} '{value}' is not ")
+
+
+def test_clean_up_does_not_overlook_a_misspelt_fleet() -> None:
+    done = run("gke.sh", "delete", *PLACE, "--cluster=tpus", "--sandbox=fleeet", "--dry-run")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "--sandbox 'fleeet' is not local or fleet" in done.stderr
 
 
 def assert_refused(
