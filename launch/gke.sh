@@ -103,6 +103,8 @@ EOF
   cat <<EOF
                   env:
                     - {name: CODEA1_MOUNT, value: /bucket}
+                  envFrom:
+                    - {secretRef: {name: codea1-env, optional: true}}
                   resources:
                     requests: {google.com/tpu: $((CHIPS / HOSTS))}
                     limits: {google.com/tpu: $((CHIPS / HOSTS))}

@@ -25,7 +25,7 @@ die() {
 
 setup() {
   # Programs in the sandbox run as other users: nothing they need may lie in root's home.
-  export UV_PYTHON_INSTALL_DIR="$ROOT/.python" CODEA1_EXTRAS=tpu
+  export UV_PYTHON_INSTALL_DIR="$ROOT/.python" CODEA1_EXTRAS=tpu,wandb
   command -v uv >/dev/null || python3 -m pip install --quiet uv
   bash "$ROOT/launch/setup.sh"
   command -v gcsfuse >/dev/null || apt-get install --yes --quiet gcsfuse ||
@@ -64,6 +64,7 @@ StartLimitBurst=5
 
 [Service]
 Environment=CODEA1_NOTICES=1
+EnvironmentFile=-/etc/codea1.env
 ExecStart=/bin/bash $ROOT/run.sh
 KillMode=mixed
 TimeoutStopSec=1800

@@ -14,6 +14,7 @@
 # with -- ... --gin.SandboxConfig.address="'HOST:PORT'". IMAGE is made by launch/Dockerfile.
 # xpk builds slices of 8 chips from two hosts.
 #
+#   --spot                    spot capacity
 #   --allow-multi-host        slices of several hosts (see docs/launch.md)
 #   --skip-plan               start without compiling the run for the slice first (codea1 plan)
 #   --dry-run                 print every command instead of running it
@@ -40,10 +41,12 @@ start() {
   # Attached already is as good.
   run xpk storage attach "$BUCKET" "${WHERE[@]}" --type=gcsfuse "--bucket=$BUCKET" --size=1000 \
     --mount-point=/bucket --readonly=false --auto-mount=true || true
-  run xpk workload create "--workload=$NAME" "${WHERE[@]}" "--tpu-type=$TYPE" --num-slices=1 \
-    "--docker-image=${OPTION[image]}" --max-restarts=1000 --termination-grace-period-seconds=1800 \
-    --env=CODEA1_MOUNT=/bucket \
-    "--command=$(quoted bash /opt/codea1/launch/worker.sh train "--bucket=${OPTION[bucket]}" "--name=$NAME" -- "${TRAIN[@]}")"
+  local workload=(xpk workload create "--workload=$NAME" "${WHERE[@]}" "--tpu-type=$TYPE" --num-slices=1
+    "--docker-image=${OPTION[image]}" --max-restarts=1000 --termination-grace-period-seconds=1800
+    --env=CODEA1_MOUNT=/bucket
+    "--command=$(quoted bash /opt/codea1/launch/worker.sh train "--bucket=${OPTION[bucket]}" "--name=$NAME" -- "${TRAIN[@]}")")
+  if given spot; then workload+=(--spot); fi
+  run "${workload[@]}"
 }
 
 action=${1:-}
@@ -53,7 +56,7 @@ case $action in
   start | status | delete) ;;
   *) die "start, status or delete, not '$action' (see --help)" ;;
 esac
-parse "name accelerator project zone cluster image bucket" "allow-multi-host skip-plan dry-run" "$@"
+parse "name accelerator project zone cluster image bucket" "spot allow-multi-host skip-plan dry-run" "$@"
 require_options name project zone cluster
 check_name
 check_project

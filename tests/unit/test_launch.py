@@ -88,6 +88,7 @@ DRY_RUNS = {
         ("--spot", "--service-account=sa@my-project.iam", "--network=n", "--subnetwork=s",
          "--internal-ips", "--setup-command=apt-get install 'gcsfuse'"),
     ),
+    "xpk spot": ("xpk.sh", "start", "v6e-4", ("--spot",)),
     "gke fleet": (
         "gke.sh", "start", "v6e-8",
         ("--spot", "--sandbox=fleet", "--sandbox-image=images/sandbox:1", "--location=us-east5",
@@ -248,6 +249,7 @@ def test_gke_manifests_keep_to_the_published_schemas(accelerator: str) -> None:
     chips = int(row["chips"]) // int(row["hosts"])
     assert container["resources"]["limits"] == {"google.com/tpu": chips}
     assert container["args"][-2:] == list(TRAIN[1:])
+    assert container["envFrom"] == [{"secretRef": {"name": "codea1-env", "optional": True}}]
     assert ("--distributed" in container["args"]) == (int(row["hosts"]) > 1)
     volume = pod["volumes"][0]["csi"]["volumeAttributes"]
     assert volume["bucketName"] == "my-bucket"
@@ -295,12 +297,14 @@ def test_gke_fleet_is_the_sandbox_s_own_manifest() -> None:
 
 @pytest.mark.parametrize("accelerator", [*SLICES, "v6e-4"])
 def test_xpk_dry_run(accelerator: str) -> None:
-    words = next(words for words in commands(start("xpk.sh", accelerator)) if "workload" in words)
+    text = start("xpk.sh", accelerator, *(["--spot"] if accelerator == "v6e-4" else []))
+    words = next(words for words in commands(text) if "workload" in words)
     row = table()[accelerator]
     assert {f"--tpu-type={row['type']}", "--workload=a1", "--cluster=tpus"} <= set(words)
     command = next(word for word in words if word.startswith("--command="))
     train = shlex.split(command.removeprefix("--command="))
     assert train[-2:] == list(TRAIN[1:])
+    assert ("--spot" in words) == (accelerator == "v6e-4")
     # xpk puts four chips on a host, also where Cloud TPU has hosts of eight.
     assert ("--distributed" in train) == (int(row["chips"]) > 4)
 
