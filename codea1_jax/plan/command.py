@@ -70,6 +70,7 @@ def make_report(
         config,
         data=dataclasses.replace(config.data, path=""),
         evaluation=dataclasses.replace(config.evaluation, path=""),
+        wandb_project="",
     )
     validate(without_paths, len(devices))
     plan = Plan(config, list(devices))
