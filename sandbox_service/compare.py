@@ -22,6 +22,7 @@ from sandbox_service import arrays
 from sandbox_service.arrays import NdArray
 
 MAX_DEPTH = 400
+MAX_COMPARISONS = 5_000_000  # a value has two million parts at most
 # Members of a set that have no exact partner are paired one by one within the tolerance.
 _MAX_LOOSE_MEMBERS = 256
 
@@ -45,12 +46,28 @@ _SETS = (set, frozenset)
 
 
 def equal(actual: Any, expected: Any, comparator: Comparator = Comparator()) -> bool:
-    """Whether `actual` counts as `expected`. Symmetric; never raises on plain data."""
-    return _equal(actual, expected, comparator, MAX_DEPTH)
+    """Whether `actual` counts as `expected`. Symmetric; never raises on plain data.
+
+    Sets whose members would have to be tried against each other too often are not equal.
+    """
+    return _equal(actual, expected, _Rules(comparator), MAX_DEPTH)
 
 
-def _equal(a: Any, b: Any, c: Comparator, depth: int) -> bool:
-    if depth <= 0:
+class _Rules:
+    """A comparator, and how many comparisons are left (values may be made to need many)."""
+
+    __slots__ = ("abs_tol", "bool_is_int", "list_is_tuple", "nan_equal", "num_left", "rel_tol")
+
+    def __init__(self, comparator: Comparator) -> None:
+        self.rel_tol, self.abs_tol = comparator.rel_tol, comparator.abs_tol
+        self.bool_is_int, self.list_is_tuple = comparator.bool_is_int, comparator.list_is_tuple
+        self.nan_equal = comparator.nan_equal
+        self.num_left = MAX_COMPARISONS
+
+
+def _equal(a: Any, b: Any, c: _Rules, depth: int) -> bool:
+    c.num_left -= 1
+    if depth <= 0 or c.num_left <= 0:
         return False
     kind_a, kind_b = type(a), type(b)
     if a is None or b is None:
@@ -94,7 +111,7 @@ def _is_nan(value: Any) -> bool:
     return type(value) in (float, complex) and value != value
 
 
-def _numbers_equal(a: Any, b: Any, c: Comparator) -> bool:
+def _numbers_equal(a: Any, b: Any, c: _Rules) -> bool:
     if _is_nan(a) or _is_nan(b):
         return c.nan_equal and _nans_equal(a, b)
     try:
@@ -124,7 +141,7 @@ def _nans_equal(a: Any, b: Any) -> bool:
     )
 
 
-def _arrays_equal(a: Any, b: Any, c: Comparator) -> bool:
+def _arrays_equal(a: Any, b: Any, c: _Rules) -> bool:
     if type(a) is not NdArray or type(b) is not NdArray:
         scalar, number = (a, b) if type(a) is NdArray else (b, a)
         if scalar.shape or not _is_number(number):
@@ -161,7 +178,7 @@ def _rounded(number: Any, dtype: str) -> Any:
         return math.copysign(math.inf, number)
 
 
-def _dicts_equal(a: dict[Any, Any], b: dict[Any, Any], c: Comparator, depth: int) -> bool:
+def _dicts_equal(a: dict[Any, Any], b: dict[Any, Any], c: _Rules, depth: int) -> bool:
     if len(a) != len(b):
         return False
     partners = {key: key for key in b}
@@ -174,14 +191,14 @@ def _dicts_equal(a: dict[Any, Any], b: dict[Any, Any], c: Comparator, depth: int
     return True
 
 
-def _dicts_loosely_equal(a: dict[Any, Any], b: dict[Any, Any], c: Comparator, depth: int) -> bool:
+def _dicts_loosely_equal(a: dict[Any, Any], b: dict[Any, Any], c: _Rules, depth: int) -> bool:
     """Keys such as 0.1 + 0.2 and 0.3, or NaN, have no exact partner: pair the items."""
     if len(a) > _MAX_LOOSE_MEMBERS:
         return False
     return _paired(list(a.items()), list(b.items()), c, depth - 1)
 
 
-def _sets_equal(a: Any, b: Any, c: Comparator, depth: int) -> bool:
+def _sets_equal(a: Any, b: Any, c: _Rules, depth: int) -> bool:
     if len(a) != len(b):
         return False
     partners = {member: member for member in b}
@@ -196,7 +213,7 @@ def _sets_equal(a: Any, b: Any, c: Comparator, depth: int) -> bool:
     return _paired(loose_a, list(partners), c, depth - 1)
 
 
-def _paired(left: list[Any], right: list[Any], c: Comparator, depth: int) -> bool:
+def _paired(left: list[Any], right: list[Any], c: _Rules, depth: int) -> bool:
     for item in left:
         for index, other in enumerate(right):
             if _equal(item, other, c, depth):

@@ -362,6 +362,174 @@ ACCIDENTS = {
     ),
 }
 
+# Tried only where every run is caged whole (tier A).
+TRICKS = {
+    "forges when it ends": (
+        "import atexit, os, weakref\n"
+        "class D:\n    def __del__(self, w=os.write): w(3, b'x' * 25)\n"
+        "d = D()\n"
+        "atexit.register(os.write, 3, b'y' * 25)\n"
+        "weakref.finalize(d, os.write, 3, b'z' * 25)\n"
+        "def add(a, b):\n    return 0 if a else 9\n",
+        "FAIL",
+    ),
+    "a thread writes over the answers": (
+        "import os, threading\n"
+        "def write():\n    while True: os.write(3, b'\\0' * 25)\n"
+        "def add(a, b):\n"
+        "    threading.Thread(target=write, daemon=True).start()\n"
+        "    for _ in range(10 ** 6): pass\n"
+        "    return 9\n",
+        "NO_RESULT|FAIL|OUTPUT_LIMIT|CRASH",
+    ),
+    "the parent leaves, its child answers": (
+        "import os\ndef add(a, b):\n    if os.fork(): os._exit(0)\n    return a + b\n",
+        "NO_RESULT",
+    ),
+    "a child claims first, with the right tag": (
+        "import os, struct, sys\n"
+        "def add(a, b):\n"
+        "    f = sys._getframe()\n"
+        "    while f:\n"
+        "        for v in list(f.f_locals.values()):\n"
+        "            if type(getattr(v, 'nonce', None)) is bytes and os.fork() == 0:\n"
+        "                for i in range(3):\n"
+        "                    value = b'i\\x01' + bytes([3 if i == 0 else 0])\n"
+        "                    os.write(v.fd, struct.pack('<8sBIQI', v.nonce, 2, i, 0, 3) + value)\n"
+        "                os.write(v.fd, struct.pack('<8sBIQI', v.nonce, 7, 0, 0, 0))\n"
+        "                os._exit(0)\n"
+        "        f = f.f_back\n"
+        "    os.wait()\n"
+        "    return 9\n",
+        "NO_RESULT|FAIL",
+    ),
+    "its whole group stopped": (
+        "import os, signal\ndef add(a, b):\n    os.killpg(0, signal.SIGSTOP)\n    return a + b\n",
+        "TIMEOUT",
+    ),
+    "audit hook that leaves": (
+        "import os, sys\n"
+        "def hook(*a, e=os._exit):\n    e(0)\n"
+        "def add(a, b):\n    sys.addaudithook(hook)\n    return a + b\n",
+        "NO_RESULT|PASS",
+    ),
+    "collector's callback that lies": (
+        "import gc, os\n"
+        "gc.set_threshold(1)\n"
+        "gc.callbacks.append(lambda *a: os.write(3, b'x' * 25))\n"
+        "def add(a, b):\n    gc.collect()\n    return 9\n",
+        "NO_RESULT|FAIL",
+    ),
+    "representation that lies": (
+        "class R:\n"
+        "    def __repr__(self): return '3'\n"
+        "    __str__ = __format__ = __repr__\n"
+        "    def __int__(self): return 3\n"
+        "    __index__ = __hash__ = __int__\n"
+        "    def __eq__(self, o): return True\n"
+        "    __class__ = int\n"
+        "def add(a, b):\n    return R()\n",
+        "FAIL",
+    ),
+    "number whose parts lie": (
+        "class I(int):\n"
+        "    def bit_length(self): return 2\n"
+        "    def to_bytes(self, *a, **k): return b'\\x03'\n"
+        "    def __eq__(self, o): return True\n"
+        "    def __hash__(self): return 3\n"
+        "def add(a, b):\n    return I(77)\n",
+        "FAIL",
+    ),
+    "the digits of a number overwritten": (
+        "import ctypes\n"
+        "def add(a, b):\n"
+        "    ctypes.c_uint32.from_address(id(77) + 24).value = 3\n"
+        "    return 77\n",
+        "FAIL|CRASH|NO_RESULT|ERROR",
+    ),
+    "its own memory overwritten": (
+        "def add(a, b):\n"
+        "    with open('/proc/self/mem', 'r+b', buffering=0) as memory:\n"
+        "        memory.seek(id(type(a)) + 24)\n"
+        "        memory.write(b'\\xff' * 8)\n"
+        "    return 77\n",
+        "FAIL|CRASH|NO_RESULT|ERROR",
+    ),
+    "modules that the codec wants replaced, right answer": (
+        "import sys\n"
+        "for name in ('datetime', 'decimal', 'fractions', 'numpy', 'math', 'typing'):\n"
+        "    sys.modules[name] = type('Liar', (), {'__getattr__': lambda s, n: 1 / 0})()\n"
+        "def add(a, b):\n    return a + b\n",
+        "PASS",
+    ),
+    "import hook that leaves": (
+        "import os, sys\n"
+        "class Finder:\n"
+        "    def find_spec(self, *a): os._exit(0)\n"
+        "sys.meta_path.insert(0, Finder())\n"
+        "def add(a, b):\n    return a + b\n",
+        "PASS|NO_RESULT",
+    ),
+    "array of liars": (
+        "import numpy\n"
+        "class L:\n    def __eq__(self, o): return True\n"
+        "def add(a, b):\n    return numpy.array([L()], dtype=object)\n",
+        "FAIL",
+    ),
+    "array whose bytes lie": (
+        "import numpy\n"
+        "class A(numpy.ndarray):\n"
+        "    shape = ()\n"
+        "    def tobytes(self, *a): return b'\\x03' + bytes(7)\n"
+        "    def __eq__(self, o): return True\n"
+        "def add(a, b):\n    return numpy.arange(5).view(A)\n",
+        "FAIL",
+    ),
+    "exception whose class lies": (
+        "class M(type):\n"
+        "    __name__ = property(lambda s: 1 / 0)\n"
+        "    def __str__(s): return 1\n"
+        "class E(Exception, metaclass=M):\n"
+        "    __class__ = property(lambda s: 1 / 0)\n"
+        "    def with_traceback(self, t): raise SystemExit(0)\n"
+        "    def __str__(self): raise SystemExit(0)\n"
+        "def add(a, b):\n    raise E\n",
+        "ERROR",
+    ),
+    "generator that hangs when it is dropped": (
+        "def g():\n    try: yield 1\n    finally:\n        while True: pass\n"
+        "def add(a, b):\n    x = g()\n    next(x)\n    return x\n",
+        "TIMEOUT",
+    ),
+    "deep recursion in C": (
+        "import itertools\n"
+        "def add(a, b):\n"
+        "    x = iter([1])\n"
+        "    for _ in range(10 ** 6): x = itertools.chain(x)\n"
+        "    return next(x) + a + b - 1\n",
+        "CRASH|ERROR|PASS|MEMORY|TIMEOUT",
+    ),
+    "regular expression that never ends": (
+        "import re\ndef add(a, b):\n    return len(re.findall('(a+)+b', 'a' * 60)) + a + b\n",
+        "TIMEOUT",
+    ),
+    "huge arguments and environment": (
+        "import os\n"
+        "def add(a, b):\n"
+        "    environment = {str(i): 'y' * 999 for i in range(999)}\n"
+        "    os.execve('/bin/true', ['x' * 120000] * 400, environment)\n",
+        "ERROR|NO_RESULT",
+    ),
+    "limits of its own": (
+        "import resource\n"
+        "def add(a, b):\n"
+        "    for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_FSIZE, resource.RLIMIT_NPROC):\n"
+        "        resource.setrlimit(n, (0, 0))\n"
+        "    return a + b\n",
+        "PASS",
+    ),
+}
+
 FAMILIES = {
     "forgery": FORGERY,
     "secrets": SECRETS,
@@ -369,4 +537,5 @@ FAMILIES = {
     "time": TIME,
     "host": HOST,
     "accidents": ACCIDENTS,
+    "tricks": TRICKS,
 }

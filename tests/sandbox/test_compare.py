@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sandbox_service import compare
 from sandbox_service.arrays import from_numpy
 from sandbox_service.compare import PYTHON_EQ, Comparator, equal
 
@@ -161,3 +162,19 @@ def test_arrays_where_nan_is_unequal() -> None:
     comparator = Comparator(nan_equal=False)
     assert not equal(NAN_ARRAY, NAN_ARRAY.copy(), comparator)
     assert equal(numpy.eye(2), numpy.eye(2), comparator)
+
+
+def test_sets_made_to_be_compared_for_hours_are_unequal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that holds the service's interpreter stops everybody else's runs."""
+    calls = []
+    numbers_equal = compare._numbers_equal
+    monkeypatch.setattr(compare, "_numbers_equal", lambda *a: calls.append(1) or numbers_equal(*a))
+    monkeypatch.setattr(compare, "MAX_COMPARISONS", 20_000)
+
+    def members(end: float) -> frozenset[object]:
+        return frozenset((*[1.5] * 400, i + end) for i in range(200))
+
+    assert not equal(members(0.0), members(0.3))
+    assert 10_000 < len(calls) <= 20_000
+    small = frozenset({frozenset({0.1 + 0.2, 1.0}), frozenset({0.7})})
+    assert equal(small, frozenset({frozenset({0.3, 1.0}), frozenset({0.1 + 0.6})}))

@@ -30,9 +30,9 @@ def test_weaker_tiers_hold(tier: str) -> None:
     """Forgery, secrets, touching the host, and honest accidents, one tier down."""
     cases = [
         {"id": name, "program": program, "want": want}
-        for family in ("forgery", "secrets", "host", "accidents")
+        for family in ("forgery", "secrets", "host", "accidents", "tricks")
         for name, (program, want) in FAMILIES[family].items()
-        if tier == "A-user" or name not in NEEDS_PROCESSES
+        if tier == "A-user" or (family != "tricks" and name not in NEEDS_PROCESSES)
     ]
     calls = {"calls": ["add(1, 2)", "add(-1, 1)", "add(0, 0)"], "expected": [3, 0, 0]}
     done = judge_there(tier, {**calls, "cases": cases})
