@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 _ID_FILE = "wandb_id"
+_FINISH_S = 300.0  # a slice must not be held by an upload that does not come to an end
 
 
 def is_installed() -> bool:
@@ -42,6 +43,7 @@ class WandbLog:
             resume="allow",
             dir=str(run_dir),
             config={"gin": config_text},
+            settings={"finish_timeout": _FINISH_S},
         )
         self._run.define_metric("*", step_metric="step")
 

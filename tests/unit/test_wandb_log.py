@@ -93,3 +93,20 @@ def test_a_missing_package_is_refused_before_anything_starts(monkeypatch):
         validate(config, 1)
     monkeypatch.setattr(config_module.wandb_log, "is_installed", lambda: True)
     validate(config, 1)
+
+
+@pytest.mark.filterwarnings("default")
+def test_the_real_package_offline(tmp_path, monkeypatch, recwarn):
+    """Needs the extra `wandb`, no network and no login."""
+    pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for first in (0, 2):  # the second one continues, and does step 3 again
+        writer = MetricsWriter(tmp_path, first, WandbLog("codea1", tmp_path, "SEED = 1\n"))
+        for step in (first + 1, first + 2, first + 3):
+            writer.write(step, {"coder/reward/mean": step / 10})
+        writer.close()
+    logs = sorted((tmp_path / "wandb").glob("offline-run-*/*.wandb"))
+    assert {log.name for log in logs} == {f"run-{(tmp_path / 'wandb_id').read_text()}.wandb"}
+    assert len(logs) == 2
+    assert all(b"coder/reward/mean" in log.read_bytes() for log in logs)
+    assert [one.message for one in recwarn if "W&B is off" in str(one.message)] == []
