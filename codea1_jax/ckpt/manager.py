@@ -73,7 +73,11 @@ class CheckpointManager:
                 best_fn=lambda metrics: metrics["score"],  # without one Orbax writes no metrics
                 create=True,
             ),
-            item_names=("arrays", "meta"),
+            # Named, since a manager that has not saved yet cannot read dtypes of items otherwise.
+            item_handlers={
+                "arrays": ocp.StandardCheckpointHandler(),
+                "meta": ocp.JsonCheckpointHandler(),
+            },
         )
 
     def latest_step(self) -> int | None:
