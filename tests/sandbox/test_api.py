@@ -109,16 +109,14 @@ def test_matrix_answers_every_cell(stub: pb_grpc.SandboxStub) -> None:
 
 def test_matrix_streams_cells_as_they_finish(stub: pb_grpc.SandboxStub) -> None:
     """One slow program must not hold back the others' verdicts."""
-    programs = [SLEEP.replace("sleep(s)", f"sleep({s})") for s in (3.0, 0.0, 0.0)]
+    programs = [SLEEP.replace("sleep(s)", f"sleep({s})") for s in (90.0, 0.0, 0.0)]
     template = _sleep(0)
     template.ClearField("program")
     message = pb.MatrixRequest(
         programs=[pb.Source(inline=text.encode()) for text in programs], template=template
     )
-    start = time.monotonic()
     cells = stub.RunMatrix(message, timeout=60)
     assert {next(cells).program, next(cells).program} == {1, 2}
-    assert time.monotonic() - start < 2.5
     cells.cancel()
 
 
@@ -158,28 +156,21 @@ def test_a_run_that_expires_in_the_queue_does_not_run(tmp_path: pathlib.Path) ->
         stub = pb_grpc.SandboxStub(channel)
         busy = stub.Run.future(_sleep(2.0), timeout=30)
         time.sleep(0.3)
-        waiting = [stub.Run.future(_sleep(5.0, seed=i), timeout=0.5) for i in range(5)]
+        waiting = [stub.Run.future(_sleep(90.0, seed=i), timeout=0.5) for i in range(5)]
         assert {call.exception().code() for call in waiting} == {grpc.StatusCode.DEADLINE_EXCEEDED}
         assert busy.result().verdict == pb.VERDICT_PASS
-        start = time.monotonic()
-        assert stub.Run(_sleep(0.0), timeout=30).verdict == pb.VERDICT_PASS
-        assert time.monotonic() - start < 2.0
+        assert stub.Run(_sleep(0.0), timeout=60).verdict == pb.VERDICT_PASS
 
 
 def test_cancelling_frees_the_slot_at_once() -> None:
     """An aborted step would leave its sleepers in the slots."""
     with _service() as (address, _), open_channel(address, retries=False) as channel:
         stub = pb_grpc.SandboxStub(channel)
-        stub.Run(_sleep(0.0), timeout=30)
-        spent_s = []
-        for _ in range(5):
-            running = stub.Run.future(_sleep(30.0), timeout=60)
+        for seed in range(5):
+            running = stub.Run.future(_sleep(90.0, seed=seed), timeout=120)
             time.sleep(0.3)
             running.cancel()
-            start = time.monotonic()
-            assert stub.Run(_sleep(0.0), timeout=30).verdict == pb.VERDICT_PASS
-            spent_s.append(time.monotonic() - start)
-        assert min(spent_s) < 0.5  # the slot is made anew; a busy machine is slow at that
+            assert stub.Run(_sleep(0.0), timeout=60).verdict == pb.VERDICT_PASS
 
 
 def test_a_flood_is_refused_and_retried() -> None:
@@ -259,7 +250,6 @@ def test_sigterm_drains() -> None:
 
         stream = stub.Execute(requests(), timeout=90)
         time.sleep(1.0)
-        start = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
@@ -267,8 +257,7 @@ def test_sigterm_drains() -> None:
         assert [reply.id for reply in stream] == [7]
         assert long.exception().code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in long.exception().details()
-        assert process.wait(30) == 0
-        assert time.monotonic() - start < 25
+        assert process.wait(60) == 0
 
 
 # Who may ask.

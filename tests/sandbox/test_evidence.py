@@ -1,7 +1,6 @@
 """IN_PROCESS, numpy, early stop, reruns, seeds, bad input: what a run can be asked for."""
 
 import asyncio
-import time
 from collections import Counter
 
 import grpc
@@ -143,11 +142,9 @@ class TestNumpy:
 
 class TestEarlyStop:
     def test_a_long_run_ends_at_the_first_failure(self, stub):
-        program = "import time\ndef f(x):\n    time.sleep(0.2)\n    return x"
+        program = "import time\ndef f(x):\n    time.sleep(0.2 if x < 2 else 60)\n    return x"
         calls = [("f(0)", 0), ("f(1)", 2)] + [("f(2)", 2)] * 20
-        start = time.monotonic()
         reply = values(stub, program, *calls, stop_on_first_failure=True)
-        assert time.monotonic() - start < 3
         assert picture(reply) == ["pass", "VALUE"] + ["NOT_RUN"] * 20
         assert (verdict(reply), reply.status) == ("FAIL", pb.OK)
 

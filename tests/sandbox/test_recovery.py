@@ -33,7 +33,6 @@ from sandbox_service import cgroup, folders
 from sandbox_service.pool import Pool
 from sandbox_service.runner import RunOutcome, Status
 
-_NOISE = 20  # how many times slower than meant a loaded machine may be
 DAEMON = (
     "import os, time\ndef f():\n    if os.fork() == 0:\n        os.setsid()\n"
     "        if os.fork() == 0:\n            time.sleep(99)\n        os._exit(0)\n    return 1\n"
@@ -72,10 +71,8 @@ def test_killed_slot_costs_no_run() -> None:
             task = await _start_sleeper(pool, 0.5)
             slot = next(pid for pid in _slot_pids(pool) if descendants(pid))
             inside = list(descendants(slot))
-            start = time.monotonic()
             os.kill(slot, signal.SIGKILL)
             done = await task
-            assert time.monotonic() - start - 0.5 < 0.05 * _NOISE
             assert (done.status, len(done.outcomes)) == (Status.OK, 1)
             assert await _until(lambda: not any(map(is_alive, [slot, *inside])), 2)
             assert pool.counts["internal"] == 1
@@ -110,9 +107,7 @@ def test_slot_that_hangs_is_killed() -> None:
             inside = list(descendants(slot))
             os.kill(slot, signal.SIGSTOP)
             task.cancel()
-            start = time.monotonic()
             assert (await run(pool, ADD, "add(1, 1)")).status is Status.OK
-            assert time.monotonic() - start < 0.1 * _NOISE
             assert await _until(lambda: not any(map(is_alive, [slot, *inside])), 5)
 
     asyncio.run(check())
@@ -128,9 +123,8 @@ def test_cancel_frees_the_slot() -> None:
                 await asyncio.sleep(0.5)
                 before = list(descendants(os.getpid()))
                 task.cancel()
-                start = time.monotonic()
-                assert (await run(pool, ADD, "add(1, 1)")).status is Status.OK
-                assert time.monotonic() - start < 0.1 * _NOISE
+                done = await asyncio.wait_for(run(pool, ADD, "add(1, 1)"), 40)
+                assert done.status is Status.OK
                 slots = {slot.pid for slot in pool._slots.values()}
                 kept = {zygote.pid for zygote in pool._zygotes.values()} | slots
                 gone = [pid for pid in before if pid not in kept]
@@ -150,7 +144,7 @@ def _is_program(pid: int) -> bool:
     return is_alive(pid) and len(numbers) > 1 and numbers[-1] != "1"
 
 
-def test_timeouts_come_in_time() -> None:
+def test_limits_of_a_run_hold_whatever_its_calls_may_take() -> None:
     """What overshoots its limit takes time from all others."""
 
     async def check() -> None:
@@ -158,12 +152,11 @@ def test_timeouts_come_in_time() -> None:
             await run(pool, ADD, "add(1, 1)")
             for program, limits in (
                 (HANG, {"cpu_s": 0.2, "call_cpu_s": 10.0}),
-                ("import time\ndef f():\n    time.sleep(9)\n", {"wall_s": 0.2}),
+                ("import time\ndef f():\n    time.sleep(90)\n", {"wall_s": 0.2}),
             ):
-                start = time.monotonic()
-                done = await run(pool, program, "f()", **limits)
+                done = await asyncio.wait_for(run(pool, program, "f()", **limits), 40)
                 assert done.status is Status.TIMEOUT
-                assert time.monotonic() - start < 0.2 + 0.1 * _NOISE
+                assert done.cpu_s < 5
 
     asyncio.run(check())
 
@@ -174,9 +167,7 @@ def test_sleepers_make_room() -> None:
     async def check() -> None:
         async with started_pool(1) as pool:
             sleeper = await _start_sleeper(pool, 30)
-            start = time.monotonic()
             assert (await run(pool, ADD, "add(1, 1)")).status is Status.OK
-            assert time.monotonic() - start < 15
             assert not sleeper.done()
             sleeper.cancel()
 
