@@ -116,6 +116,7 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
     parts = parser.add_subparsers(dest="part", required=True)
     arguments.add_learner(parts.add_parser("learner", help="optimizer steps on random tokens"))
     arguments.add_sampler(parts.add_parser("sampler", help="rollout engine on given prompts"))
+    arguments.add_curves(parts.add_parser("curves", help="sampler against slots, context, group"))
 
 
 def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
@@ -123,6 +124,10 @@ def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
         from codea1_jax.bench import learner
 
         return learner.run(options)
+    if options.part == "curves":
+        from codea1_jax.bench import curves
+
+        return curves.run(options)
     from codea1_jax.bench import sampler
 
     return sampler.run(options)

@@ -30,3 +30,17 @@ def add_sampler(parser: argparse.ArgumentParser) -> None:
         help="samples end at the model's stop tokens; default: all have MAX_NEW_TOKENS tokens",
     )
     parser.add_argument("--plot", type=pathlib.Path, help="occupancy over time, as PNG")
+
+
+def add_curves(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="Hugging Face directory or hub id")
+    add("--slots", type=int, nargs="+", default=[1, 2, 4, 8, 16, 32, 64])
+    add("--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096])
+    add("--groups", type=int, nargs="+", default=[1, 2, 4, 8, 16], help="divisors of --rows")
+    add("--rows", type=int, default=16, help="samples where slots do not vary")
+    add("--context", type=int, default=256, help="prompt and answer where it does not vary, tokens")
+    add("--new_tokens", type=int, default=16, help="of each answer")
+    add("--decode_chunk", type=int, default=4)
+    add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    add("--plot", type=pathlib.Path, help="PNG")

@@ -122,3 +122,33 @@ def test_the_bench_ends_with_one_json_line(flags, tmp_path, capsys):
     assert result["tokens_per_s"] == pytest.approx(result["tokens"] / result["seconds"], rel=0.05)
     assert set(result["phases"]) == {"prefill_s", "decode_s", "host_s"}
     assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_curves_end_with_one_json_line(tmp_path, capsys):
+    plot = tmp_path / "curves.png"
+    sizes = "--slots 8 --contexts 32 --groups 1 8 --rows 16 --context 16 --new_tokens 8".split()
+    command = ["bench", "curves", f"--checkpoint={CHECKPOINT}", "--dtype=float32", *sizes]
+    assert cli.main([*command, f"--plot={plot}"]) == 0
+    points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
+    assert [(p["sweep"], p["value"], p["rows"], p["context"], p["group"]) for p in points] == [
+        ("slots", 8, 8, 16, 8),
+        ("context", 32, 16, 32, 16),
+        ("group", 1, 16, 16, 1),
+        ("group", 8, 16, 16, 8),
+    ]
+    assert all(p["tokens_per_s"] > 0 and p["roof_tokens_per_s"] > 0 for p in points)
+    # Two prompts to prefill instead of sixteen, by the same measured roof.
+    assert points[3]["roof_tokens_per_s"] > points[2]["roof_tokens_per_s"]
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        (["--contexts", "16"], "leave no prompt beside --new_tokens=16"),
+        (["--groups", "3"], "--groups=3 does not divide --rows=16"),
+    ],
+)
+def test_sizes_that_do_not_fit_are_named(capsys, option, words):
+    assert cli.main(["bench", "curves", "--checkpoint=DIR", *option]) == 2
+    assert words in capsys.readouterr().err
