@@ -126,9 +126,10 @@ def test_the_bench_ends_with_one_json_line(flags, tmp_path, capsys):
 
 def test_curves_end_with_one_json_line(tmp_path, capsys):
     plot = tmp_path / "curves.png"
-    sizes = "--slots 8 --contexts 32 --groups 1 8 --rows 16 --context 16 --new_tokens 8".split()
-    command = ["bench", "curves", f"--checkpoint={CHECKPOINT}", "--dtype=float32", *sizes]
-    assert cli.main([*command, f"--plot={plot}"]) == 0
+    command = ["bench", "curves", f"--checkpoint={CHECKPOINT}", "--dtype=float32", "--rows=16"]
+    command += ["--slots", "8", "--contexts", "32", "--groups", "1", "8"]
+    command += ["--context=16", "--new_tokens=8", f"--plot={plot}"]
+    assert cli.main(command) == 0
     points = json.loads(capsys.readouterr().out.splitlines()[-1])["points"]
     assert [(p["sweep"], p["value"], p["rows"], p["context"], p["group"]) for p in points] == [
         ("slots", 8, 8, 16, 8),
