@@ -9,6 +9,7 @@ A program that only ever compiled for CPU can fail, or not fit, on the first hou
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import re
@@ -17,11 +18,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+from make_aot_sampler import RECORD, compiled_programs, table
+from make_aot_sampler import SLICES as RECORDED_SLICES
 
 from codea1_jax.config import TrainConfig
 from codea1_jax.gin_io import build
 from codea1_jax.mesh import make_mesh
+from codea1_jax.models import tpu_attention
 from codea1_jax.models.attention import KVCache
 from codea1_jax.models.layers import matmul
 from codea1_jax.plan import command
@@ -29,6 +34,7 @@ from codea1_jax.plan.chips import SLICES, slice_named
 from codea1_jax.plan.command import make_report
 from codea1_jax.plan.compilation import compile_cached
 from codea1_jax.plan.phases import Plan
+from codea1_jax.plan.published import SIZES
 from codea1_jax.plan.topology import compiler_version, devices_of
 
 GIN = pathlib.Path(__file__).resolve().parents[2] / "gin"
@@ -129,6 +135,56 @@ def test_smoke_run_fits_and_is_refused_on_a_chip_too_small(name):
     bindings = [f"{advice.key} = {advice.proposed}", "tester/RolloutConfig.min_rows = 8"]
     fewer = build(TrainConfig, [str(GIN / "runs/smoke.gin")], bindings)
     assert make_report(fewer, small, devices, compiler, print).fits
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize("name", ["v4-8", "v5e-4", "v5p-8", "v6e-4"])
+@pytest.mark.parametrize(
+    "heads", [(14, 2, 64), (12, 2, 128), (7, 1, 128)]
+)  # 0.5B; 1.5B; a 7B's part
+def test_kernels_compile(name, heads):
+    """Pallas's interpreter, which checks their results, takes blocks that a TPU does not."""
+    n, num_kv, h = heads
+    mesh = make_mesh(1, 1, 1, devices=devices_of(slice_named(name))[:1])
+    shape = functools.partial(jax.ShapeDtypeStruct, sharding=NamedSharding(mesh, P()))
+    rows = [shape((2, 1100, count, h), jnp.bfloat16) for count in (n, num_kv, num_kv)]
+    ids = shape((2, 1100), jnp.int32)
+
+    def loss(q: jax.Array, k: jax.Array, v: jax.Array, *ids: jax.Array) -> jax.Array:
+        return jnp.sum(tpu_attention.attend_full(q, k, v, *ids).astype(jnp.float32))
+
+    cache = shape((4, 3, 1024, num_kv, h), jnp.bfloat16)
+    scalar, positions = shape((), jnp.int32), shape((4,), jnp.int32)
+    with jax.set_mesh(mesh):
+        for segments_and_branches in ([ids], [ids, ids]):
+            gradients = jax.jit(jax.grad(loss, argnums=(0, 1, 2)))
+            text = gradients.lower(*rows, *segments_and_branches).compile().as_text()
+            assert text.count("tpu_custom_call") >= 3  # forward, dq, dkv
+        query = shape((4, 1, n, h), jnp.bfloat16)
+        decode = jax.jit(tpu_attention.attend_stack)
+        decode.lower(query, cache, cache, scalar, positions).compile()
+
+
+@pytest.mark.aot
+@pytest.mark.parametrize(("size", "name"), [("0.5B", "v6e-8"), ("1.5B", "v5e-16"), ("7B", "v4-8")])
+def test_sampler_compiles_as_recorded(size, name):
+    """What docs/plan.md says of the sampler is what the code gives."""
+    recorded = [
+        row
+        for row in json.loads(RECORD.read_text())["rows"]
+        if (row["model"], row["slice"]) == (size, name)
+    ]
+    for row, wanted in zip(compiled_programs(size, name), recorded, strict=True):
+        got = {key: row.pop(key) for key in list(row) if key.endswith("_gib")}
+        assert got == pytest.approx({key: wanted.pop(key) for key in got}, rel=0.05, abs=0.05)
+        assert row == wanted
+
+
+def test_record_of_the_sampler_is_whole_and_shown():
+    rows = json.loads(RECORD.read_text())["rows"]
+    assert len(rows) == len(SIZES) * len(RECORDED_SLICES) * 4
+    assert all(row["fits"] for row in rows)
+    assert table(rows) in (GIN.parent / "docs/plan.md").read_text()
 
 
 @pytest.mark.aot_runs
