@@ -9,6 +9,7 @@ codea1 compare runs/a runs/b runs/c --output=DIR
 codea1 rollout --checkpoint=DIR --prompts=FILE.jsonl --output=OUT.jsonl --group=8
 codea1 plan   --gin_file=gin/runs/a1_1_5b.gin --topology=v6e-8
 codea1 bench  learner --checkpoint=DIR --sequences=8 --length=256
+codea1 bench  step    --gin_file=gin/runs/smoke.gin
 codea1 bench  sampler --checkpoint=DIR --prompts=FILE.jsonl --group=4 --max_new_tokens=64
 """
 
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     _add_plan(commands.add_parser("plan", help="memory and time on a TPU slice, without a TPU"))
     _add_bench(commands.add_parser("bench", help="speed of a part; ends with one JSON line"))
     options, unknown = parser.parse_known_args(arguments)
-    if unknown and options.command not in ("train", "sft", "plan"):
+    if unknown and not hasattr(options, "gin_file"):
         parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     handler = {
         "train": _train,
@@ -115,11 +116,16 @@ def _add_bench(parser: argparse.ArgumentParser) -> None:
 
     parts = parser.add_subparsers(dest="part", required=True)
     arguments.add_learner(parts.add_parser("learner", help="optimizer steps on random tokens"))
+    arguments.add_step(parts.add_parser("step", help="whole steps of a run file, by phase"))
     arguments.add_sampler(parts.add_parser("sampler", help="rollout engine on given prompts"))
     arguments.add_curves(parts.add_parser("curves", help="sampler against slots, context, group"))
 
 
 def _bench(options: argparse.Namespace, unknown: Sequence[str]) -> int:
+    if options.part == "step":
+        from codea1_jax.bench import step
+
+        return step.run(options, unknown)
     if options.part == "learner":
         from codea1_jax.bench import learner
 

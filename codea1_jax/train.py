@@ -23,10 +23,15 @@ from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.coevo.extract import extract_code
 from codea1_jax.coevo.judging import JudgeRequest
 from codea1_jax.coevo.prompts import Message, coder_messages, configured_tester_prompt
-from codea1_jax.coevo.rewards import ProblemRewards, problem_rewards
-from codea1_jax.coevo.selection import questions_with_variance, top_variance_groups
+from codea1_jax.coevo.rewards import problem_rewards
+from codea1_jax.coevo.selection import (
+    filled_batch,
+    questions_with_variance,
+    top_variance_groups,
+)
 from codea1_jax.coevo.summary import step_summary
 from codea1_jax.coevo.testcase import StoredTest
+from codea1_jax.coevo.verdicts import unknown_share
 from codea1_jax.config import TrainConfig, validate
 from codea1_jax.data.record import Problem
 from codea1_jax.errors import UserError
@@ -44,6 +49,7 @@ from codea1_jax.obs.plots import write_report
 from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
 from codea1_jax.obs.wandb_log import WandbLog
+from codea1_jax.play import Play
 from codea1_jax.rollout.types import Sample
 from codea1_jax.run import Run, build, connect, restore, save
 
@@ -59,8 +65,16 @@ def check(config: TrainConfig) -> None:
     validate(config, jax.device_count())
 
 
-def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
+def train(
+    config: TrainConfig,
+    run_dir: pathlib.Path,
+    config_text: str,
+    on_step: Callable[[Mapping[str, float]], None] = lambda values: None,
+) -> int:
     """Trains to `config.num_steps`, continuing what is in `run_dir`. Returns the exit code.
+
+    Args:
+      on_step: gets each step's metrics and phase times, the checkpoint's included.
 
     Raises:
       UserError: bad configuration, data or checkpoint; before anything expensive starts.
@@ -107,6 +121,7 @@ def train(config: TrainConfig, run_dir: pathlib.Path, config_text: str) -> int:
             if step % config.save_every_steps == 0 or step == config.num_steps:
                 with progress.phase("checkpoint"):
                     save(run, manager, step, config_text, score)
+            on_step(values | _phase_times(progress))
         best = manager.best_step() if config.keep_best_checkpoints else None
         if best is not None:
             progress.say(f"best on the hold-out: the checkpoint of step {best}")
@@ -142,34 +157,15 @@ def train_step(run: Run, step: int) -> dict[str, float]:
     config, evolution, progress = run.config, run.config.coevolution, run.progress
     progress.start_step(step)
     started = time.monotonic()
-    _, indices = run.cursor.batch_at(step - 1)
-    problems = [run.problems[index] for index in indices]
-
-    solutions = sample_solutions(run, step, problems)
-    responses = [run.coder.texts(group) for group in solutions]
-    run.guard.check()
-    suites, prompt_values = sample_suites(run, step, problems, responses)
-    suite_responses = [[run.tester.texts(group) for group in groups] for groups in suites]
-    run.guard.check()
-
-    with progress.phase("judging"):
-        histories = histories_of(run, step, problems)
-        requests = [
-            JudgeRequest(problem, codes, tests, history, evolution.targets)
-            for problem, codes, tests, history in zip(
-                problems, responses, suite_responses, histories, strict=True
-            )
-        ]
-        # Every process judges its share of the problems in its own sandbox.
-        verdicts = distributed.collect(run.judge.judge_batch(distributed.share(requests)))
-    rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
-    values = step_summary(verdicts, rewards) | prompt_values
-    check_unknown(run, step, values["verdicts/unknown_share"])
+    plays, num_batches = play_batches(run, step)
+    values = play_values(run, plays, num_batches)
+    chosen = filled_batch(varied(plays), config.problems_per_step)
+    batch = [plays[q] for q in chosen]
     selected = [
-        top_variance_groups(reward.tester, reward.tester_mask, evolution.groups_kept)
-        for reward in rewards
+        top_variance_groups(play.rewards.tester, play.rewards.tester_mask, evolution.groups_kept)
+        for play in batch
     ]
-    lessons = prepare_lessons(run, solutions, suites, rewards, selected)
+    lessons = prepare_lessons(run, batch, selected)
     run.guard.check()  # the last point at which this step has changed nothing
 
     for name, lesson in lessons.items():
@@ -180,55 +176,103 @@ def train_step(run: Run, step: int) -> dict[str, float]:
         run.tester.follow(run.coder)
 
     if evolution.use_book:
-        for verdict in verdicts:
-            run.book.update(verdict)
-    run.cursor.step = step
+        for play in plays:
+            run.book.update(play.verdicts)
+    run.cursor.step += num_batches
     if distributed.is_leader():
-        write_rollouts(
-            run.run_dir, step, problems, responses, suite_responses, verdicts, rewards, selected
-        )
-    return values | book_values(run) | speed_values(run, solutions, suites, started)
+        selected_of = dict(zip(chosen.tolist(), selected, strict=True))
+        write_rollouts(run.run_dir, step, plays, selected_of)
+    return values | book_values(run) | speed_values(run, plays, started)
 
 
-def prepare_lessons(
-    run: Run,
-    solutions: list[list[Sample]],
-    suites: list[list[list[Sample]]],
-    rewards: list[ProblemRewards],
-    selected: list[np.ndarray],
-) -> dict[str, Lesson]:
+def play_batches(run: Run, step: int) -> tuple[list[Play], int]:
+    """What is played in a step, and how many batches of the data order that took.
+
+    One batch; more, as `max_extra_batches` allows, while too few questions have codes of different
+    rewards. A question that an extra batch would bring a second time is left out.
+    """
+    plays: list[Play] = []
+    for extra in range(run.config.coevolution.max_extra_batches + 1):
+        _, indices = run.cursor.batch_at(run.cursor.step + extra)
+        seen = {play.problem.question_id for play in plays}
+        problems = [run.problems[index] for index in indices]
+        problems = [problem for problem in problems if problem.question_id not in seen]
+        if problems:
+            plays += play_problems(run, step, problems)
+        if varied(plays).sum() >= run.config.problems_per_step:
+            break
+    return plays, extra + 1
+
+
+def varied(plays: list[Play]) -> np.ndarray:
+    """bool[Q]: the question's codes earned different rewards."""
+    return questions_with_variance(*coder_rewards(plays))
+
+
+def coder_rewards(plays: list[Play]) -> tuple[np.ndarray, np.ndarray]:
+    """The coder's rewards [Q, M], and which of them are known."""
+    rewards = [play.rewards for play in plays]
+    return np.stack([r.coder for r in rewards]), np.stack([r.coder_mask for r in rewards])
+
+
+def play_problems(run: Run, step: int, problems: list[Problem]) -> list[Play]:
+    """Solutions, suites, verdicts and rewards of some problems."""
+    evolution = run.config.coevolution
+    solutions = sample_solutions(run, step, problems)
+    responses = [run.coder.texts(group) for group in solutions]
+    run.guard.check()
+    suites, num_cut = sample_suites(run, step, problems, responses)
+    suite_responses = [[run.tester.texts(group) for group in groups] for groups in suites]
+    run.guard.check()
+    with run.progress.phase("judging"):
+        histories = histories_of(run, step, problems)
+        requests = [
+            JudgeRequest(problem, codes, tests, history, evolution.targets)
+            for problem, codes, tests, history in zip(
+                problems, responses, suite_responses, histories, strict=True
+            )
+        ]
+        # Every process judges its share of the problems in its own sandbox.
+        verdicts = distributed.collect(run.judge.judge_batch(distributed.share(requests)))
+    check_unknown(run, step, unknown_share(verdicts))
+    rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
+    columns = (problems, solutions, responses, suites, suite_responses, num_cut, verdicts, rewards)
+    return [Play(*row) for row in zip(*columns, strict=True)]
+
+
+def prepare_lessons(run: Run, plays: list[Play], selected: list[np.ndarray]) -> dict[str, Lesson]:
     """What each trained role will learn from; all of it before any role changes.
+
+    Args:
+      selected: per play the groups of suites that the tester learns from.
 
     Raises:
       MismatchTooLarge: sampler and learner disagree too much.
     """
-    coder_rewards = np.stack([reward.coder for reward in rewards])  # [Q, M]
-    coder_mask = np.stack([reward.coder_mask for reward in rewards])
-    is_varied = None
-    if run.config.coevolution.filter_zero_variance:
-        is_varied = questions_with_variance(coder_rewards, coder_mask)
-    kept = [(q, m) for q, groups in enumerate(selected) for m in groups]
+    rewards, mask = coder_rewards(plays)  # [Q, M]
+    is_varied = varied(plays) if run.config.coevolution.filter_zero_variance else None
+    kept = [(play, m) for play, groups in zip(plays, selected, strict=True) for m in groups]
     if run.config.share_weights:
-        with run.progress.phase("joint update"):
+        with run.progress.phase("joint log-probs"):
             if is_varied is not None:
-                coder_mask &= is_varied[:, None]
-            parts = [
-                (q, solutions[q], coder_rewards[q], coder_mask[q]) for q in range(len(rewards))
-            ]
-            for q, m in kept:
-                parts.append((q, suites[q][m], rewards[q].tester[m], rewards[q].tester_mask[m]))
+                mask &= is_varied[:, None]
+            parts = [(q, play.solutions, rewards[q], mask[q]) for q, play in enumerate(plays)]
+            for q, play in enumerate(plays):
+                tester = play.rewards.tester, play.rewards.tester_mask
+                parts += [(q, play.suites[m], *(rows[m] for rows in tester)) for m in selected[q]]
             return {"joint": prepare_jointly(run.coder, parts)}
     lessons = {}
     if run.coder.config.is_trained:
-        with run.progress.phase("coder update"):
-            lessons["coder"] = prepare(run.coder, solutions, coder_rewards, coder_mask, is_varied)
+        with run.progress.phase("coder log-probs"):
+            solutions = [play.solutions for play in plays]
+            lessons["coder"] = prepare(run.coder, solutions, rewards, mask, is_varied)
     if run.tester.config.is_trained and kept:
-        with run.progress.phase("tester update"):
+        with run.progress.phase("tester log-probs"):
             lessons["tester"] = prepare(
                 run.tester,
-                [suites[q][m] for q, m in kept],
-                np.stack([rewards[q].tester[m] for q, m in kept]),  # [groups, N]
-                np.stack([rewards[q].tester_mask[m] for q, m in kept]),
+                [play.suites[m] for play, m in kept],
+                np.stack([play.rewards.tester[m] for play, m in kept]),  # [groups, N]
+                np.stack([play.rewards.tester_mask[m] for play, m in kept]),
             )
     return lessons
 
@@ -244,14 +288,14 @@ def sample_solutions(run: Run, step: int, problems: list[Problem]) -> list[list[
 
 def sample_suites(
     run: Run, step: int, problems: list[Problem], responses: list[list[str]]
-) -> tuple[list[list[list[Sample]]], dict[str, float]]:
-    """N suites for each solution, [Q][M][N], and how many prompts had to be cut.
+) -> tuple[list[list[list[Sample]]], list[int]]:
+    """N suites for each solution, [Q][M][N], and how many prompts of each problem had to be cut.
 
     With `suites_for="question"` [Q][1][N]; with golden tests [Q][0].
     """
     config = run.config.coevolution
     if config.test_source == "golden":
-        return [[] for _ in problems], {}
+        return [[] for _ in problems], [0] * len(problems)
     if config.suites_for == "question":
         responses = [group[:1] for group in responses]  # one prompt, which does not show the code
     tokenizer = run.tester.tokenizer
@@ -259,14 +303,15 @@ def sample_suites(
     def count_tokens(messages: list[Message]) -> int:
         return len(tokenizer.encode_chat(messages))
 
-    prompts, ids, num_cut = [], [], 0
+    prompts, ids, num_cut = [], [], []
     for problem, codes in zip(problems, responses, strict=True):
+        num_cut.append(0)
         for m, response in enumerate(codes):
             code = extract_code(response, problem.entry_point).text
             fitted = configured_tester_prompt(
                 config, count_tokens, problem, code, run.tester.config.max_prompt_tokens
             )
-            num_cut += fitted.is_code_cut
+            num_cut[-1] += fitted.is_code_cut
             prompts.append(tokenizer.encode_chat(fitted.messages))
             ids.append(f"{step}/{problem.question_id}/{m}")
     total = len(prompts) * config.num_suites
@@ -276,7 +321,7 @@ def sample_suites(
         )
     size = len(responses[0])
     suites = [flat[start : start + size] for start in range(0, len(flat), size)]
-    return suites, {"tester/cut_prompts": float(num_cut)}
+    return suites, num_cut
 
 
 def histories_of(run: Run, step: int, problems: list[Problem]) -> list[tuple[StoredTest, ...]]:
@@ -308,6 +353,19 @@ def check_unknown(run: Run, step: int, share: float) -> None:
         )
 
 
+def play_values(run: Run, plays: list[Play], num_batches: int) -> dict[str, float]:
+    """Metrics of all that was played, also of questions that the update leaves out."""
+    evolution = run.config.coevolution
+    values = step_summary([play.verdicts for play in plays], [play.rewards for play in plays])
+    if evolution.test_source == "tester":
+        values["tester/cut_prompts"] = float(sum(play.num_cut_prompts for play in plays))
+    if evolution.max_extra_batches:
+        values["sampling/num_extra_batches"] = num_batches - 1.0
+        values["sampling/num_questions"] = float(len(plays))
+        values["sampling/num_varied_questions"] = float(varied(plays).sum())
+    return values
+
+
 def book_values(run: Run) -> dict[str, float]:
     book = run.book
     return {
@@ -319,24 +377,33 @@ def book_values(run: Run) -> dict[str, float]:
     }
 
 
-def speed_values(
-    run: Run, solutions: list[list[Sample]], suites: list[list[list[Sample]]], started: float
-) -> dict[str, float]:
-    values = {"time/step": time.monotonic() - started}
+def speed_values(run: Run, plays: list[Play], started: float) -> dict[str, float]:
+    seconds = time.monotonic() - started
+    values = {
+        "time/step": seconds,
+        "speed/accelerator_idle_share": 1.0 - accelerator_s(_phase_times(run.progress)) / seconds,
+    }
     flat = {
-        "coder": [sample for group in solutions for sample in group],
-        "tester": [sample for groups in suites for group in groups for sample in group],
+        "coder": [sample for play in plays for sample in play.solutions],
+        "tester": [sample for play in plays for group in play.suites for sample in group],
     }
     for role in run.roles:
         samples = flat[role.name]
         if samples:
             num_tokens = [len(sample.tokens) for sample in samples]
             values[f"{role.name}/response_tokens"] = float(np.mean(num_tokens))
+            values[f"{role.name}/sampled_tokens"] = float(np.sum(num_tokens))
             stopped = [sample.finish_reason == "stop" for sample in samples]
             values[f"{role.name}/stopped_share"] = float(np.mean(stopped))
         values[f"speed/{role.name}_tokens_per_s"] = role.engine.stats.tokens_per_s
         values[f"speed/{role.name}_occupancy"] = role.engine.stats.occupancy
     return values
+
+
+def accelerator_s(times: Mapping[str, float]) -> float:
+    """Seconds of the phases that use the accelerator, host work between its programs included."""
+    kinds = ("_rollout", "_log-probs", "_update")
+    return sum(s for name, s in times.items() if name.startswith("time/") and name.endswith(kinds))
 
 
 def _phase_times(progress: Progress) -> dict[str, float]:

@@ -21,6 +21,7 @@ from codea1_jax.coevo.verdicts import (
 from codea1_jax.data.record import Problem
 from codea1_jax.obs.metrics import MetricsWriter
 from codea1_jax.obs.rollout_log import write_rollouts
+from codea1_jax.play import Play
 from codea1_jax.sandbox.verdict import Verdict
 
 # What a hostile model may write. Each would do harm if it were markup, or break naive embedding.
@@ -64,17 +65,13 @@ def write_run(
             for q, problem in enumerate(problems)
         ]
         rewards = [problem_rewards(verdict, paper()) for verdict in verdicts]
-        write_rollouts(
-            run_dir,
-            step,
-            problems,
-            [[texts[m % len(texts)] for m in range(num_codes)] for _ in problems],
-            [[[texts[n % len(texts)] for n in range(num_suites)] for _ in range(num_codes)]]
-            * num_problems,
-            verdicts,
-            rewards,
-            [np.array([0])] * num_problems,
-        )
+        codes = [texts[m % len(texts)] for m in range(num_codes)]
+        suites = [[texts[n % len(texts)] for n in range(num_suites)]] * num_codes
+        plays = [
+            Play(problem, [], codes, [], suites, 0, verdict, reward)
+            for problem, verdict, reward in zip(problems, verdicts, rewards, strict=True)
+        ]
+        write_rollouts(run_dir, step, plays, dict.fromkeys(range(num_problems), np.array([0])))
         values = step_summary(verdicts, rewards) | _numbers(step, num_steps)
         if step == num_steps:
             values["eval/coder/pass_rate"] = 0.6 + 0.02 * seed

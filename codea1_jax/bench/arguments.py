@@ -22,6 +22,12 @@ def add_learner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
 
 
+def add_step(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--gin_file", action="append", required=True, help="may be repeated")
+    parser.add_argument("--steps", type=int, default=3, help="timed steps")
+    parser.add_argument("--warmup", type=int, default=3, help="steps before, which compile")
+
+
 def add_sampler(parser: argparse.ArgumentParser) -> None:
     rollout_arguments.add_model(parser)
     parser.add_argument(

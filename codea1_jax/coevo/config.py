@@ -51,6 +51,9 @@ class CoEvolutionConfig:
       strip_comments: remove comments and docstrings from the code shown to the tester, so that a
         coder cannot address its opponent in prose.
       filter_zero_variance: drop questions whose codes all earned the same from the coder's update.
+      max_extra_batches: with filter_zero_variance, as many further batches of questions are sampled
+        at most until the step has its number of questions that are not dropped (DAPO's dynamic
+        sampling, arXiv 2503.14476, section 3.2).
       max_unknown_share: share of verdicts the sandbox may fail to give in one step before the
         judge reports the step as broken.
       max_statements: most statements of one suite that are executed, whatever the preset.
@@ -80,6 +83,7 @@ class CoEvolutionConfig:
     prompt_style: Literal["attack", "simple"] = "attack"
     strip_comments: bool = False
     filter_zero_variance: bool = False
+    max_extra_batches: int = 0
     max_unknown_share: float = 0.2
     max_statements: int = 64
 
@@ -91,6 +95,13 @@ class CoEvolutionConfig:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.book_cap < 0:
             raise ValueError(f"book_cap={self.book_cap} must be 0 (no limit) or positive")
+        if self.max_extra_batches < 0:
+            raise ValueError(f"max_extra_batches={self.max_extra_batches} must be 0 or positive")
+        if self.max_extra_batches and not self.filter_zero_variance:
+            raise ValueError(
+                f"max_extra_batches={self.max_extra_batches} needs filter_zero_variance=True: "
+                "extra batches replace the questions that it drops"
+            )
         for name in ("alpha", "max_unknown_share"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"{name}={getattr(self, name)} must lie between 0 and 1")

@@ -36,6 +36,19 @@ def questions_with_variance(rewards: np.ndarray, mask: np.ndarray) -> np.ndarray
     return np.array([_population_std(row[known]) > _TIE for row, known in zip(rewards, mask)], bool)
 
 
+def filled_batch(is_varied: np.ndarray, size: int) -> np.ndarray:
+    """Which of the questions sampled so far make up the batch, in their order.
+
+    Those with variance come first (DAPO, arXiv 2503.14476, section 3.2); where they are too few,
+    the earliest of the others fill up, which keeps the batch's shape and is masked in the update.
+
+    Args:
+      is_varied: bool[Q]; size: questions of a batch, at most Q.
+    """
+    order = np.concatenate([np.flatnonzero(is_varied), np.flatnonzero(~is_varied)])
+    return np.sort(order[:size])
+
+
 def _population_std(values: np.ndarray) -> float:
     return float(np.std(values, dtype=np.float64)) if values.size > 1 else 0.0
 

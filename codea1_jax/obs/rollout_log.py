@@ -7,43 +7,43 @@ again after a resume writes its file again.
 import json
 import math
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from codea1_jax.coevo.rewards import ProblemRewards
-from codea1_jax.coevo.verdicts import ProblemVerdicts
-from codea1_jax.data.record import Problem
+from codea1_jax.play import Play
 
 
 def write_rollouts(
     run_dir: pathlib.Path,
     step: int,
-    problems: Sequence[Problem],
-    code_responses: Sequence[Sequence[str]],
-    suite_responses: Sequence[Sequence[Sequence[str]]],
-    verdicts: Sequence[ProblemVerdicts],
-    rewards: Sequence[ProblemRewards],
-    selected: Sequence[np.ndarray],
+    plays: Sequence[Play],
+    selected: Mapping[int, np.ndarray],
 ) -> None:
-    """Writes `rollouts/step_000012.jsonl` for one step."""
+    """Writes `rollouts/step_000012.jsonl` for one step.
+
+    Args:
+      selected: groups of suites that the tester learns from, by the number of the play; a play that
+        is not named is not part of the update.
+    """
     folder = run_dir / "rollouts"
     folder.mkdir(parents=True, exist_ok=True)
     target = folder / f"step_{step:06d}.jsonl"
     scratch = target.with_suffix(".tmp")
     with scratch.open("w") as file:
-        for q, problem in enumerate(problems):
+        for q, play in enumerate(plays):
             row = {
                 "step": step,
-                "question_id": problem.question_id,
-                "question": problem.question,
-                "reference": problem.reference,
-                "code_responses": list(code_responses[q]),
-                "suite_responses": [list(group) for group in suite_responses[q]],
-                "verdicts": verdicts[q].to_json(),
-                "rewards": _rewards(rewards[q]),
-                "selected_groups": selected[q].tolist(),
+                "question_id": play.problem.question_id,
+                "question": play.problem.question,
+                "reference": play.problem.reference,
+                "code_responses": play.responses,
+                "suite_responses": play.suite_responses,
+                "verdicts": play.verdicts.to_json(),
+                "rewards": _rewards(play.rewards),
+                "selected_groups": selected[q].tolist() if q in selected else [],
             }
             file.write(json.dumps(row) + "\n")
     scratch.replace(target)

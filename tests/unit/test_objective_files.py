@@ -28,6 +28,7 @@ def test_overlay_changes_both_roles_and_nothing_else(name: str):
         assert plain.role(role).loss == LossConfig(max_response_tokens=limit)
         same = dataclasses.replace(config.role(role), loss=plain.role(role).loss)
         assert same == plain.role(role)
-    evolution = dataclasses.replace(plain.coevolution, filter_zero_variance=name == "dapo")
+    dynamic = {"filter_zero_variance": True, "max_extra_batches": 3} if name == "dapo" else {}
+    evolution = dataclasses.replace(plain.coevolution, **dynamic)
     assert config.coevolution == evolution
     assert dataclasses.replace(config, roles=plain.roles, coevolution=plain.coevolution) == plain

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from codea1_jax.coevo.selection import questions_with_variance, top_variance_groups
+from codea1_jax.coevo.selection import filled_batch, questions_with_variance, top_variance_groups
 
 
 def all_known(rewards):
@@ -53,3 +53,16 @@ def test_questions_without_variance():
 def test_shapes_are_checked():
     with pytest.raises(ValueError, match="shape"):
         top_variance_groups(np.zeros((2, 3)), np.ones((2, 2), bool), 1)
+
+
+@pytest.mark.parametrize(
+    ("is_varied", "size", "expected"),
+    [
+        ([0, 1, 0, 1, 1], 2, [1, 3]),  # enough: the first with variance
+        ([0, 1, 0, 0, 1], 3, [0, 1, 4]),  # too few: the earliest of the others fill up
+        ([0, 0, 0], 3, [0, 1, 2]),
+    ],
+)
+def test_batch_is_filled_with_questions_that_teach(is_varied, size, expected):
+    """Dynamic sampling: surplus is dropped, the batch keeps its size and the data's order."""
+    assert filled_batch(np.array(is_varied, bool), size).tolist() == expected
