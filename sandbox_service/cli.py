@@ -88,7 +88,13 @@ def _add_serve(serve: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--log-format", choices=("text", "json"), default="text")
     serve.add_argument(
-        "--exit-with-parent", action="store_true", help="end when the parent process ends"
+        "--exit-with-parent",
+        metavar="PID",
+        type=int,
+        nargs="?",
+        const=os.getppid(),
+        default=0,
+        help="end when the parent process ends",
     )
     _add_slots(serve)
     serve.set_defaults(command=_serve)
@@ -196,7 +202,7 @@ def _serve(arguments: argparse.Namespace) -> int:
         settings = server.Settings(
             address=arguments.address,
             port_file=arguments.port_file,
-            is_child=arguments.exit_with_parent,
+            parent=arguments.exit_with_parent,
             metrics_address=arguments.metrics_address,
             cert_file=arguments.tls_cert,
             key_file=arguments.tls_key,

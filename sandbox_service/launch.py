@@ -29,7 +29,7 @@ def service_process(
         port_file = os.path.join(folder, "port")
         command = [sys.executable, "-m", "sandbox_service.cli", "serve"]
         command += ["--address", "127.0.0.1:0", "--port-file", port_file]
-        command += ["--min-tier", min_tier, "--exit-with-parent"]
+        command += ["--min-tier", min_tier, "--exit-with-parent", str(os.getpid())]
         command += ["--slots", str(slots)] if slots else []
         command += ["--tier", tier] if tier else []
         command += options

@@ -85,11 +85,10 @@ def _serve_metrics(servicer: SandboxServicer, address: str) -> None:
 
 
 async def serve(pool: Pool, settings: Settings) -> None:
-    """Serves until SIGTERM or SIGINT, or until the parent process is gone if `is_child`.
+    """Serves until SIGTERM or SIGINT, or until the parent process is gone if one is named.
 
     Raises pool.TierUnavailable, auth.AuthError, and OSError if an address cannot be used.
     """
-    parent = os.getppid()
     await pool.start()
     servicer = SandboxServicer(pool, settings)
     server, checks = _server(servicer, settings)
@@ -109,11 +108,11 @@ async def serve(pool: Pool, settings: Settings) -> None:
     while not stop.is_set():
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(stop.wait(), 0.5)
-        if settings.is_child and os.getppid() != parent:
+        if settings.parent and os.getppid() != settings.parent:
             break
     await checks.enter_graceful_shutdown()
     servicer.drain()
-    if not (settings.is_child and os.getppid() != parent):
+    if not (settings.parent and os.getppid() != settings.parent):
         ending = asyncio.create_task(server.stop(_DRAIN_S + _STOP_GRACE_S))
         await asyncio.wait([ending], timeout=_DRAIN_S)
         servicer.stop()

@@ -41,7 +41,7 @@ class Settings:
     Attributes:
       address: HOST:PORT (port 0: a free one) or unix:PATH.
       port_file: gets the port once the service is healthy.
-      is_child: end when the parent process ends.
+      parent: end when this process, the parent, ends; 0: whatever the parent does.
       metrics_address: HOST:PORT of /metrics; empty: none.
       cert_file, key_file: the service's certificate and key (PEM); empty: plain text.
       client_ca_file: callers must show a certificate from these; empty: they need none.
@@ -52,7 +52,7 @@ class Settings:
 
     address: str
     port_file: str = ""
-    is_child: bool = False
+    parent: int = 0
     metrics_address: str = ""
     cert_file: str = ""
     key_file: str = ""

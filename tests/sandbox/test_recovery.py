@@ -434,3 +434,14 @@ def test_reason_of_the_kernel_outlives_a_killed_slot() -> None:
             assert (await task).status is Status.MEMORY
 
     asyncio.run(check())
+
+
+def test_a_service_whose_parent_died_while_it_started_ends() -> None:
+    """A killed test or trainer must not leave services behind that nobody knows of."""
+    command = [sys.executable, "-m", "sandbox_service.cli", "serve", "--address", "127.0.0.1:0"]
+    gone = subprocess.Popen([sys.executable, "-c", ""])
+    gone.wait()
+    done = subprocess.run(
+        [*command, "--slots", "1", "--exit-with-parent", str(gone.pid)], timeout=60, check=False
+    )
+    assert done.returncode == 0
