@@ -4,8 +4,8 @@ The layer is the same function as `qwen2.Block`; its weights are laid out anew. 
 run a product [T D] @ [D F] with few rows at half of their speed on square matrices, because they
 repack the weights on every call. With the weights as the left operand, [F D] @ [D T], only the
 activations are packed: a SwiGLU MLP of 896 x 4864 takes 1.25 instead of 1.83 ms at 32 rows. So
-matrices are kept as [out in], q, k and v as one matrix, gate and up as another. Every product stands
-between barriers: XLA would fuse elementwise work into it and leave the fast kernels.
+matrices are kept as [out in], q, k and v as one matrix, gate and up as another. Every product
+stands between barriers: XLA would fuse elementwise work into it and leave the fast kernels.
 """
 
 from collections.abc import Callable
