@@ -138,7 +138,8 @@ def run_log(
         return
     (run_dir / "config.gin").write_text(config_text)
     wandb = WandbLog(wandb_project, run_dir, config_text) if wandb_project else None
-    with contextlib.closing(MetricsWriter(run_dir, start, wandb)) as writer:
+    # A run that goes on from step 0 evaluates again, so its row of step 0 goes as well.
+    with contextlib.closing(MetricsWriter(run_dir, start or -1, wandb)) as writer:
         try:
             yield writer.write
         finally:
