@@ -15,8 +15,8 @@
 #             table (compare.md, compare.csv) and the curves (compare.png) of the names given.
 set -euo pipefail
 
-ALL="base golden self_play sft_tester frozen_tester code_a1
-  alpha_0 alpha_025 alpha_1 no_book black_box no_predicted_answer k_3 n_8 official dr_grpo"
+ALL="base golden self_play sft_tester code_a1
+  alpha_0 alpha_1 no_book black_box no_predicted_answer"
 RESULTS=${RESULTS:-runs/results}
 RUN_FILE=gin/runs/results.gin
 HERE=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
@@ -63,10 +63,14 @@ done
 [[ $seeds =~ ^[0-9]+(\ [0-9]+)*$ ]] || fail "--seeds '$seeds': numbers with spaces between them"
 cd "$HERE/.."
 for name in "${names[@]}"; do overlay "$name" >/dev/null; done
-if ! [ "$dry_run" ]; then source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"; fi
+if ! [ "$dry_run" ]; then
+  source "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
+  # Runs share most of their compiled programs.
+  mkdir -p "$RESULTS/compiled"
+  JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$(cd "$RESULTS/compiled" && pwd)}
+  export JAX_COMPILATION_CACHE_DIR
+fi
 
-# Runs share most of their compiled programs.
-export JAX_COMPILATION_CACHE_DIR=${JAX_COMPILATION_CACHE_DIR:-$PWD/$RESULTS/compiled}
 runs=()
 for seed in $seeds; do
   for name in "${names[@]}"; do

@@ -105,8 +105,11 @@ def summarize(run: RunFolder) -> RunSummary:
 
 
 def points(run: RunFolder, key: str) -> list[tuple[int, float]]:
-    """(step, value) of a metric, where it has one."""
-    pairs = ((row["step"], number(row, key)) for row in run.rows)
+    """(step, value) of a metric, where it has one; the tester's, where a tester wrote something."""
+    rows = run.rows
+    if key.startswith("tester/"):  # shares of nothing are written as 0
+        rows = [row for row in rows if row.get("tester/statements_per_suite") != 0]
+    pairs = ((row["step"], number(row, key)) for row in rows)
     return [(step, value) for step, value in pairs if value is not None]
 
 

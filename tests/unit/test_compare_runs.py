@@ -78,6 +78,14 @@ def test_summary_adds_up_by_hand(runs):
     assert summary.valid_share == pytest.approx(statistics.mean(valid))
 
 
+def test_a_run_without_a_tester_has_no_share_of_its_tests(tmp_path):
+    """With golden tests nobody writes any: 0 % would read as a tester that fails."""
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "tester/valid_share": 0.0, "tester/statements_per_suite": 0.0}\n'
+    )
+    assert compare.summarize(read_run(tmp_path)).valid_share is None
+
+
 def test_evaluation_counts_as_time(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "time/step": 5, "time/judging": 2, "time/evaluation:_judging": 3}\n'
