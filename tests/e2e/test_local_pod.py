@@ -1,6 +1,6 @@
 """A pod's processes must stay one run: same figures as one process, also through a death.
 
-Slow: three small runs on four devices. `launch/test.sh --slow -k local_pod`.
+Slow: two small runs on four devices. `launch/test.sh --slow -k local_pod`.
 """
 
 import json
@@ -57,13 +57,11 @@ def assert_same(found: list[dict], expected: list[dict]) -> None:
             assert value == pytest.approx(other[key], rel=1e-3, abs=1e-5), (one["step"], key)
 
 
-def test_two_processes_equal_one(alone: list[dict], tmp_path: pathlib.Path):
-    assert pod(tmp_path / "run").wait(600) == 0
-    assert_same(rows(tmp_path / "run"), alone)
+def test_a_pod_ends_with_one_process_and_then_equals_one(alone: list[dict], tmp_path: pathlib.Path):
+    """SIGKILL to one process ends the pod; the same command ends like one process does.
 
-
-def test_a_killed_process_is_made_up_for(alone: list[dict], tmp_path: pathlib.Path):
-    """SIGKILL to one process ends the pod; starting it again ends like the others."""
+    Where else SIGKILL may come: test_killed_runs.py.
+    """
     run_dir = tmp_path / "run"
     first = pod(run_dir)
     while not (run_dir / "checkpoints" / "1").exists():
