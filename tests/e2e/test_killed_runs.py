@@ -193,5 +193,7 @@ def test_a_killed_run_ends_like_the_whole_one(start, whole, tmp_path, layout, pl
     print(f"\n{layout} {point}: killed in {died_in}", end=" ")
     output = finish(start(layout, run_dir, None))
     last = (point.step - 1) // SAVE_EVERY * SAVE_EVERY
-    assert last == 0 or f"continuing after step {last} " in output or place == "save"
+    # The delay was drawn from another run's times: on a faster phase the kill lands later.
+    continued = re.search(r"continuing after step (\d+) ", output)
+    assert last <= (int(continued[1]) if continued else 0) < NUM_STEPS or place == "save"
     assert_same_end(run_dir, expected)
