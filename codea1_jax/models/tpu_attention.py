@@ -118,12 +118,9 @@ def attend_full(
         one_row = functools.partial(_attend_row, block, interpret)
         return jnp.swapaxes(jax.vmap(one_row)(q, k, v, *ids), 1, 2)
 
-    axes = ("batch", "length", "act_heads", "head_dim")
-    kv_axes = ("batch", "length", "act_kv_heads", "head_dim")
-    out = _on_each_device(
-        local, (axes, kv_axes, kv_axes, *(axes[:2] for _ in ids)), (q, k, v, *ids)
-    )
-    return constrain(out[:, :length], *axes)
+    axes = (_HEADS, _KV_HEADS, _KV_HEADS, *(_HEADS[:2] for _ in ids))
+    out = _on_each_device(local, axes, (q, k, v, *ids))
+    return constrain(out[:, :length], *_HEADS)
 
 
 def _attend_row(
