@@ -470,21 +470,6 @@ TRICKS = {
         "def add(a, b):\n    return a + b\n",
         "PASS|NO_RESULT",
     ),
-    "array of liars": (
-        "import numpy\n"
-        "class L:\n    def __eq__(self, o): return True\n"
-        "def add(a, b):\n    return numpy.array([L()], dtype=object)\n",
-        "FAIL",
-    ),
-    "array whose bytes lie": (
-        "import numpy\n"
-        "class A(numpy.ndarray):\n"
-        "    shape = ()\n"
-        "    def tobytes(self, *a): return b'\\x03' + bytes(7)\n"
-        "    def __eq__(self, o): return True\n"
-        "def add(a, b):\n    return numpy.arange(5).view(A)\n",
-        "FAIL",
-    ),
     "exception whose class lies": (
         "class M(type):\n"
         "    __name__ = property(lambda s: 1 / 0)\n"
@@ -530,6 +515,25 @@ TRICKS = {
     ),
 }
 
+# What is returned is an array; programs have numpy where `packages.find().folder` says so.
+ARRAYS = {
+    "array of liars": (
+        "import numpy\n"
+        "class L:\n    def __eq__(self, o): return True\n"
+        "def add(a, b):\n    return numpy.array([L()], dtype=object)\n",
+        "FAIL",
+    ),
+    "array whose bytes lie": (
+        "import numpy\n"
+        "class A(numpy.ndarray):\n"
+        "    shape = ()\n"
+        "    def tobytes(self, *a): return b'\\x03' + bytes(7)\n"
+        "    def __eq__(self, o): return True\n"
+        "def add(a, b):\n    return numpy.arange(5).view(A)\n",
+        "FAIL",
+    ),
+}
+
 FAMILIES = {
     "forgery": FORGERY,
     "secrets": SECRETS,
@@ -538,4 +542,5 @@ FAMILIES = {
     "host": HOST,
     "accidents": ACCIDENTS,
     "tricks": TRICKS,
+    "arrays": ARRAYS,
 }
