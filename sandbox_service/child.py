@@ -279,7 +279,7 @@ def _run_tests(
         reporter.send(protocol.GONE)  # at once: a test could catch any exception
         _exit(0)
 
-    peer = proxy.Peer(CHANNEL_FD, value_bytes, on_wait, on_gone)
+    peer = proxy.Peer(CHANNEL_FD, value_bytes, on_wait, on_gone, is_tests=True)
 
     def find(name: str) -> Any:
         return _stub(name) if is_stub else peer.ask("name", name)

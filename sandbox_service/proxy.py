@@ -12,8 +12,9 @@ A handle never equals plain data, whatever its `__eq__` says, has no order and n
 the tests' side: an object that equals everything would pass every test. Otherwise the answers of an
 object's methods, `len` or `bool` are the program's word, like any value. Lists, dicts, sets and
 arrays that a call changed are changed on the tests' side as well.
-Names that begin with "_" and frames, code and modules cannot be reached through a handle: neither
-side reads the other's text.
+Names that begin with "_" and what frames, code and modules hold cannot be reached through a handle:
+neither side reads the other's text. Of what the tests handed out the program may change data, no
+method, class or function, and it may not call what reads or runs text (`getattr`, `eval`, `open`).
 
 What is lost: two arguments that are one list arrive as two; exceptions arrive as the nearest
 built-in class; classes of the program cannot be subclassed or caught. Standard library only.
@@ -41,6 +42,12 @@ _type_name = type.__dict__["__name__"].__get__
 _LENGTH = struct.Struct("<I")
 _REPLIES = ("value", "error", "module")
 _HIDDEN_PREFIXES = ("_", "gi_", "cr_", "ag_")
+_HIDDEN_TYPES = (types.ModuleType, types.FrameType, types.CodeType, types.TracebackType)
+# Tests that pass one of these would lend the program their own names and files.
+_NOT_LENT = (
+    eval, exec, compile, open, getattr, setattr, delattr, vars, globals, locals, __import__,
+    breakpoint, operator.attrgetter, operator.methodcaller,
+)  # fmt: skip
 
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 _BINARY = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "matmul", "and_", "or_",
@@ -154,7 +161,7 @@ class Peer:
     """One end of the channel.
 
     `on_wait` is told when a reply is waited for (True) and when it is here (False); `on_gone` when
-    it will never be.
+    it will never be. `is_tests`: this is the tests' end, which guards what it handed out.
     """
 
     def __init__(
@@ -163,8 +170,11 @@ class Peer:
         max_bytes: int,
         on_wait: Callable[[bool], None] = lambda is_waiting: None,
         on_gone: Callable[[], None] = lambda: None,
+        *,
+        is_tests: bool = False,
     ) -> None:
         self._fd = fd
+        self._is_tests = is_tests
         self._max_bytes = max_bytes
         self._on_wait = on_wait
         self._on_gone = on_gone
@@ -339,7 +349,13 @@ class Peer:
             is_hidden = operands[1].startswith(_HIDDEN_PREFIXES)
             if type(operands[1]) is not str or (is_hidden and operands[1] != "__name__"):
                 raise AttributeError(f"tests cannot reach the attribute {operands[1]!r}")
-            return (getattr if name == "getattr" else setattr)(*operands), None
+            if isinstance(operands[0], _HIDDEN_TYPES):
+                raise AttributeError(f"what a {type(operands[0]).__name__} holds cannot be reached")
+            if name == "getattr":
+                return getattr(*operands), None
+            if self._is_tests and _holds_code(*operands[:2]):
+                raise AttributeError(f"the program cannot replace {operands[1]!r} of the tests")
+            return setattr(*operands), None  # type: ignore[func-returns-value]
         if name == "enter":
             return type(operands[0]).__enter__(operands[0]), None
         if name == "exit":
@@ -347,6 +363,10 @@ class Peer:
         return _OPERATIONS[name](*operands), None
 
     def _perform_call(self, target: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+        if self._is_tests and any(
+            x is y for x in (target, *args, *kwargs.values()) for y in _NOT_LENT
+        ):
+            raise TypeError(f"the program cannot call the tests' {target!r}")
         has_state = any(type(x) not in _UNCHANGING for x in (*args, *kwargs.values()))
         before = self._encode((args, kwargs)) if has_state else b""
         value = target(*args, **kwargs)
@@ -354,6 +374,12 @@ class Peer:
             value = _Instance(value)
         changed = (args, kwargs) if has_state and self._encode((args, kwargs)) != before else None
         return value, changed
+
+
+def _holds_code(target: Any, name: str) -> bool:
+    """Whether setting the attribute would change more than an object's data."""
+    is_definition = isinstance(target, (type, types.FunctionType))
+    return is_definition or callable(getattr(type(target), name, None))
 
 
 _UNCHANGING = (type(None), bool, int, float, str, bytes, Handle)

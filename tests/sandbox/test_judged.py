@@ -323,6 +323,67 @@ assert f(callback) == ([None] * 4, 0)
     assert picture(reply) == ["pass"]
 
 
+# What tests may hand to a program, and what a program would make of it.
+LENT = {
+    "the test case": (
+        "def f(case):\n    case.assertEqual = lambda *a: None\n    return 0",
+        "self",
+    ),
+    "the class of test cases": (
+        "def f(kind):\n    for k in kind.mro(): k.assertEqual = lambda *a: None\n    return 0",
+        "Test",
+    ),
+    "a module": ("def f(m):\n    m.isclose = lambda *a: True\n    return 0", "math"),
+    "all modules": (
+        "def f(m):\n    for k in m.modules.values(): k.isclose = lambda *a: True\n    return 0",
+        "sys",
+    ),
+    "a tracer": (
+        "def f(m):\n    m.settrace(lambda frame, *a: frame.f_globals['expected'])\n    return 0",
+        "sys",
+    ),
+    "getattr": (
+        "def f(get, of):\n    return get(of, '__globals__')['expected']",
+        "getattr, helper",
+    ),
+    "eval": ('def f(run):\n    return run(\'__import__("os").write(1, b"out") and 0\')', "eval"),
+    "open": ("def f(open):\n    return open('/proc/self/maps').read()", "open"),
+    "a class": ("def f(kind):\n    kind.check = lambda *a: True\n    return 0", "Checker"),
+    "an object": ("def f(obj):\n    obj.check = lambda *a: True\n    return 0", "checker"),
+    "getattr through a helper": (
+        "def f(call, get, of):\n    return call(get, of, '__globals__')['expected']",
+        "lambda run, *args: run(*args), getattr, helper",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LENT)
+def test_what_tests_lend_does_not_betray_them(stub, name):
+    program, lent = LENT[name]
+    tests = f"""
+import math, sys, unittest
+expected = 7
+def helper(): pass
+class Checker:
+    def check(self, got): return got == expected
+checker = Checker()
+class Test(unittest.TestCase):
+    def test_a(self):
+        got = f({lent})
+        self.assertEqual(got, expected)
+    def test_b(self):
+        got = f({lent})
+        assert checker.check(got)
+    def test_c(self):
+        got = f({lent})
+        assert math.isclose(got, expected)
+"""
+    limits = pb.Limits(cpu_s=2, call_cpu_s=1, wall_s=4)
+    reply = judged(stub, program, tests, entry_point="f", limits=limits)
+    assert (len(reply.outcomes), reply.stdout) == (3, b"")
+    assert not any(outcome.passed for outcome in reply.outcomes)
+
+
 HANGS = {
     "hang": ("def f(x):\n    while x == 1: pass\n    return x", "Timeout"),
     "sleep": ("import time\ndef f(x):\n    x == 1 and time.sleep(99)\n    return x", "Timeout"),
