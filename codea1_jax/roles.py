@@ -55,8 +55,14 @@ class Role:
         seed: int,
         sampling: SamplingParams | None = None,
         on_sample: Callable[[], None] = lambda: None,
+        on_group: Callable[[int, list[Sample]], None] = lambda index, samples: None,
     ) -> list[list[Sample]]:
-        """Draws `num_samples` answers to each prompt, in prompt and sample order."""
+        """Draws `num_samples` answers to each prompt, in prompt and sample order.
+
+        Args:
+          on_sample: called as each sample is finished.
+          on_group: gets a prompt's index and all its samples as soon as the last one is finished.
+        """
         requests = [
             GroupRequest(request_id, tuple(prompt), num_samples, seed)
             for request_id, prompt in zip(request_ids, prompts, strict=True)
@@ -64,16 +70,21 @@ class Role:
         sampling = dataclasses.replace(
             sampling or self.config.sampling, stop_token_ids=self.tokenizer.stop_token_ids
         )
-        groups: dict[str, list[Sample | None]] = {id_: [None] * num_samples for id_ in request_ids}
+        index_of = {request_id: index for index, request_id in enumerate(request_ids)}
+        found: list[dict[int, Sample]] = [{} for _ in requests]
+        groups: list[list[Sample]] = [[] for _ in requests]
         for sample in self.engine.generate(
             self.state.params, requests, sampling, policy_version=self.policy_version
         ):
-            groups[sample.request_id][sample.sample_index] = sample
+            index = index_of[sample.request_id]
+            found[index][sample.sample_index] = sample
             on_sample()
+            if len(found[index]) == num_samples:
+                groups[index] = [found[index][i] for i in range(num_samples)]
+                on_group(index, groups[index])
         self.engine.release()  # memory is short when the other role samples or this one learns
-        complete = [[sample for sample in group if sample is not None] for group in groups.values()]
-        assert all(len(group) == num_samples for group in complete)
-        return complete
+        assert all(groups)
+        return groups
 
     def follow(self, owner: "Role") -> None:
         """Takes over the owner's weights, after these were updated or restored."""
