@@ -67,6 +67,11 @@ class Security:
             raise AuthError(f"{self.token_file} holds no token")
         return (("authorization", f"Bearer {token[0].decode('latin-1')}"),)
 
+    def certificates(self) -> tuple[bytes, ...]:
+        """What the certificate files hold now, to be compared. Raises AuthError."""
+        paths = (self.ca_file, self.cert_file, self.key_file)
+        return tuple(read_file(path) for path in paths if path and path != "system")
+
     def _credentials(self) -> grpc.ChannelCredentials | None:
         if bool(self.cert_file) != bool(self.key_file):
             raise AuthError("cert_file and key_file go together; set both or neither")

@@ -13,6 +13,7 @@ import grpc
 
 from codea1_jax.sandbox import wire
 from codea1_jax.sandbox.wire import Job
+from sandbox_service.auth import AuthError
 from sandbox_service.channel import Security, open_channel
 from sandbox_service.proto import sandbox_pb2 as pb
 from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
@@ -61,6 +62,7 @@ class Host:
         self._security = security
         self._metadata = security.metadata()
         self._channel = open_channel(address, security, retries=False)
+        self._certificates = security.certificates()
         self._stub = pb_grpc.SandboxStub(self._channel)
         self._window = 0  # of the open stream; 0: there is none
         self._sent: dict[int, tuple[Job, float]] = {}  # and when
@@ -178,6 +180,7 @@ class Host:
     def _stream(self) -> None:
         """One stream from its beginning to its end. Raises RpcError, and ValueError if closed."""
         self._metadata = self._security.metadata()
+        self._renew_channel()
         info = self._stub.GetInfo(
             pb.InfoRequest(), timeout=_CONNECT_TIMEOUT_S, metadata=self._metadata
         )
@@ -198,6 +201,25 @@ class Host:
             with self._lock:
                 self._call = None
                 self._window = 0
+
+    def _renew_channel(self) -> None:
+        """A channel keeps the certificates that it was opened with; new ones need a new channel."""
+        try:
+            certificates = self._security.certificates()
+            if certificates == self._certificates:
+                return
+            channel = open_channel(self.address, self._security, retries=False)
+        except AuthError as error:
+            log.error("the old certificates stay in use for %s: %s", self.address, error)
+            return
+        with self._lock:
+            old, self._channel, self._certificates = self._channel, channel, certificates
+            self._stub = pb_grpc.SandboxStub(channel)
+            is_closed = self._is_closed
+        old.close()
+        if is_closed:  # `close` saw the old one
+            channel.close()
+        log.warning("read the certificates for %s again", self.address)
 
     def _receive(self, reply: pb.RunReply) -> None:
         with self._lock:

@@ -399,6 +399,16 @@ def test_certificates_are_read_again(tmp_path: pathlib.Path) -> None:
         for name in ("server.key", "ca.pem"):
             shutil.copy(generations[1] / name, current)
         assert [is_trusted(folder) for folder in generations] == [False, True]
+        # A client whose files are renewed while it cannot connect goes on with the new ones.
+        own = tmp_path / "own"
+        shutil.copytree(generations[0], own)
+        security = Security(*(str(own / n) for n in ("ca.pem", "client.pem", "client.key")))
+        with SandboxClient(address, security=security) as client:
+            future = client.submit(Run(ADD, (Call("add", (1, 2)),)))
+            with pytest.raises(concurrent.futures.TimeoutError):
+                future.result(1.0)
+            shutil.copytree(generations[1], own, dirs_exist_ok=True)
+            assert future.result().status is RunStatus.OK
 
 
 @pytest.mark.parametrize(
