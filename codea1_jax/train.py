@@ -1,12 +1,12 @@
 """The training loop: one adversarial step after the other, top to bottom.
 
-A step, in this order: the coder samples solutions; the tester, shown each solution, samples suites;
-the sandbox judges both; rewards; TopVar selection; the coder and the tester learn; the Mistake Book
-is updated. Then metrics, evaluation, checkpoint.
+A step, in this order: the coder samples solutions; the tester, shown each solution, samples suites,
+while the sandbox judges the problems that are finished (`play.py`); rewards; TopVar selection; the
+coder and the tester learn; the Mistake Book is updated. Then metrics, evaluation, checkpoint.
 
 Every start is a resume: with a checkpoint in the run folder the run goes on after it, bit for bit
-(on the same number of devices), otherwise from step 0. Left out: overlap of judging with sampling
-and updates: phases run one after the other.
+(on the same number of devices), otherwise from step 0. Left out: updates that start before the last
+verdict: what is scored and packed depends on all rewards.
 """
 
 import contextlib
@@ -20,21 +20,13 @@ import numpy as np
 
 from codea1_jax import distributed
 from codea1_jax.ckpt.manager import CheckpointManager
-from codea1_jax.coevo.extract import extract_code
-from codea1_jax.coevo.judging import JudgeRequest
-from codea1_jax.coevo.prompts import Message, coder_messages, configured_tester_prompt
-from codea1_jax.coevo.rewards import problem_rewards
 from codea1_jax.coevo.selection import (
     filled_batch,
     questions_with_variance,
     top_variance_groups,
 )
 from codea1_jax.coevo.summary import step_summary
-from codea1_jax.coevo.testcase import StoredTest
-from codea1_jax.coevo.verdicts import unknown_share
 from codea1_jax.config import TrainConfig, validate
-from codea1_jax.data.record import Problem
-from codea1_jax.errors import UserError
 from codea1_jax.interrupt import Interrupted, InterruptGuard
 from codea1_jax.learning import (
     Lesson,
@@ -49,15 +41,10 @@ from codea1_jax.obs.plots import write_report
 from codea1_jax.obs.progress import Progress
 from codea1_jax.obs.rollout_log import write_rollouts
 from codea1_jax.obs.wandb_log import WandbLog
-from codea1_jax.play import Play
-from codea1_jax.rollout.types import Sample
+from codea1_jax.play import Play, TooManyUnknown, play_problems
 from codea1_jax.run import Run, build, connect, restore, save
 
 EXIT_INTERRUPTED = 130
-
-
-class TooManyUnknown(UserError):
-    """The sandbox gave so few verdicts in a step that nothing was learnt from it."""
 
 
 def check(config: TrainConfig) -> None:
@@ -116,7 +103,8 @@ def train(
             if run.holdout.is_due(step, config.num_steps):
                 values |= run.holdout.evaluate(run.coder, client, step, config.seed, progress)
                 score = values["eval/coder/pass_rate"]
-            write(step, values | _phase_times(progress))
+            values |= _phase_times(progress)
+            write(step, values)
             progress.finish_step(_step_words(values))
             if step % config.save_every_steps == 0 or step == config.num_steps:
                 with progress.phase("checkpoint"):
@@ -216,31 +204,6 @@ def coder_rewards(plays: list[Play]) -> tuple[np.ndarray, np.ndarray]:
     return np.stack([r.coder for r in rewards]), np.stack([r.coder_mask for r in rewards])
 
 
-def play_problems(run: Run, step: int, problems: list[Problem]) -> list[Play]:
-    """Solutions, suites, verdicts and rewards of some problems."""
-    evolution = run.config.coevolution
-    solutions = sample_solutions(run, step, problems)
-    responses = [run.coder.texts(group) for group in solutions]
-    run.guard.check()
-    suites, num_cut = sample_suites(run, step, problems, responses)
-    suite_responses = [[run.tester.texts(group) for group in groups] for groups in suites]
-    run.guard.check()
-    with run.progress.phase("judging"):
-        histories = histories_of(run, step, problems)
-        requests = [
-            JudgeRequest(problem, codes, tests, history, evolution.targets)
-            for problem, codes, tests, history in zip(
-                problems, responses, suite_responses, histories, strict=True
-            )
-        ]
-        # Every process judges its share of the problems in its own sandbox.
-        verdicts = distributed.collect(run.judge.judge_batch(distributed.share(requests)))
-    check_unknown(run, step, unknown_share(verdicts))
-    rewards = [problem_rewards(verdict, evolution) for verdict in verdicts]
-    columns = (problems, solutions, responses, suites, suite_responses, num_cut, verdicts, rewards)
-    return [Play(*row) for row in zip(*columns, strict=True)]
-
-
 def prepare_lessons(run: Run, plays: list[Play], selected: list[np.ndarray]) -> dict[str, Lesson]:
     """What each trained role will learn from; all of it before any role changes.
 
@@ -278,82 +241,6 @@ def prepare_lessons(run: Run, plays: list[Play], selected: list[np.ndarray]) -> 
     return lessons
 
 
-def sample_solutions(run: Run, step: int, problems: list[Problem]) -> list[list[Sample]]:
-    """M solutions of each problem, [Q][M]."""
-    count = run.config.coevolution.num_solutions
-    prompts = [run.coder.tokenizer.encode_chat(coder_messages(problem)) for problem in problems]
-    ids = [f"{step}/{problem.question_id}" for problem in problems]
-    with run.progress.phase("coder rollout", total=len(problems) * count):
-        return run.coder.sample(prompts, ids, count, run.config.seed, None, run.progress.advance)
-
-
-def sample_suites(
-    run: Run, step: int, problems: list[Problem], responses: list[list[str]]
-) -> tuple[list[list[list[Sample]]], list[int]]:
-    """N suites for each solution, [Q][M][N], and how many prompts of each problem had to be cut.
-
-    With `suites_for="question"` [Q][1][N]; with golden tests [Q][0].
-    """
-    config = run.config.coevolution
-    if config.test_source == "golden":
-        return [[] for _ in problems], [0] * len(problems)
-    if config.suites_for == "question":
-        responses = [group[:1] for group in responses]  # one prompt, which does not show the code
-    tokenizer = run.tester.tokenizer
-
-    def count_tokens(messages: list[Message]) -> int:
-        return len(tokenizer.encode_chat(messages))
-
-    prompts, ids, num_cut = [], [], []
-    for problem, codes in zip(problems, responses, strict=True):
-        num_cut.append(0)
-        for m, response in enumerate(codes):
-            code = extract_code(response, problem.entry_point).text
-            fitted = configured_tester_prompt(
-                config, count_tokens, problem, code, run.tester.config.max_prompt_tokens
-            )
-            num_cut[-1] += fitted.is_code_cut
-            prompts.append(tokenizer.encode_chat(fitted.messages))
-            ids.append(f"{step}/{problem.question_id}/{m}")
-    total = len(prompts) * config.num_suites
-    with run.progress.phase("tester rollout", total=total):
-        flat = run.tester.sample(
-            prompts, ids, config.num_suites, run.config.seed, None, run.progress.advance
-        )
-    size = len(responses[0])
-    suites = [flat[start : start + size] for start in range(0, len(flat), size)]
-    return suites, num_cut
-
-
-def histories_of(run: Run, step: int, problems: list[Problem]) -> list[tuple[StoredTest, ...]]:
-    """Per problem the tests that all its solutions are run on, whatever the tester writes."""
-    if run.config.coevolution.test_source == "golden":
-        return run.judge.golden_histories(problems)
-    return [remembered(run, step, problem) for problem in problems]
-
-
-def remembered(run: Run, step: int, problem: Problem) -> tuple[StoredTest, ...]:
-    """Tests of the Mistake Book that every solution of `problem` is replayed on."""
-    config = run.config.coevolution
-    if not config.use_book:
-        return ()
-    rng = None
-    if config.retrieval == "sampled":
-        rng = np.random.default_rng([run.config.seed, step, *problem.question_id.encode()])
-    return run.book.retrieve(problem.question_id, config.tests_per_suite, config.retrieval, rng)
-
-
-def check_unknown(run: Run, step: int, share: float) -> None:
-    """Stops the run when the sandbox fails too often for rewards to mean anything."""
-    limit = run.config.coevolution.max_unknown_share
-    if share > limit:
-        raise TooManyUnknown(
-            f"step {step}: the sandbox gave no verdict for {share:.0%} of codes and tests, more "
-            f"than max_unknown_share={limit:.0%}. Nothing of this step was learnt; check the "
-            "sandbox service and start the same command again"
-        )
-
-
 def play_values(run: Run, plays: list[Play], num_batches: int) -> dict[str, float]:
     """Metrics of all that was played, also of questions that the update leaves out."""
     evolution = run.config.coevolution
@@ -383,6 +270,7 @@ def speed_values(run: Run, plays: list[Play], started: float) -> dict[str, float
     values = {
         "time/step": seconds,
         "speed/accelerator_idle_share": 1.0 - accelerator_s(_phase_times(run.progress)) / seconds,
+        "speed/sandbox_busy_s": run.progress.sandbox_s,
     }
     flat = {
         "coder": [sample for play in plays for sample in play.solutions],
@@ -423,5 +311,6 @@ def _step_words(values: dict[str, float]) -> str:
         f"valid {values['tester/valid_share']:.0%}  "
         f"exposing {values['tester/exposing_share']:.0%}  book {values['book/size']:.0f}  "
         f"{_evaluation_words(values)}{tokens_per_s[0]:.0f}/{tokens_per_s[1]:.0f} tokens/s  "
-        f"{values['time/step']:.1f}s"
+        f"{values['time/step']:.1f}s, sandbox {values['speed/sandbox_busy_s']:.1f}s "
+        f"({values['time/judging']:.1f}s waited)"
     )

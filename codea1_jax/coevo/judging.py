@@ -193,9 +193,10 @@ class Judge:
             for r, found, groups in zip(requests, verdicts, suites)
         ]
 
-    def golden_histories(self, problems: Sequence[Problem]) -> list[tuple[StoredTest, ...]]:
-        """Each problem's golden tests that its reference passes, to be handed in as history."""
-        return self._oracle.timed([(problem, golden_tests(problem)) for problem in problems])
+    def judge_golden(self, problem: Problem, code_responses: Sequence[str]) -> ProblemVerdicts:
+        """Judges codes on the problem's golden tests that its reference passes."""
+        (history,) = self._oracle.timed([(problem, golden_tests(problem))])
+        return self.judge_problem(JudgeRequest(problem, code_responses, history=history))
 
     # Suites.
 

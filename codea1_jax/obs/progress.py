@@ -33,6 +33,7 @@ class Progress:
 
     Attributes:
       phase_s: seconds spent in each phase since `start_step`.
+      sandbox_s: seconds since `start_step` in which the sandbox judged, beside any phase.
     """
 
     def __init__(self, num_steps: int, stream: TextIO | None = None, is_silent: bool = False):
@@ -45,13 +46,14 @@ class Progress:
         self._run_start = time.monotonic()
         self.step = 0
         self.phase_s: dict[str, float] = {}
+        self.sandbox_s = 0.0
 
     def start_step(self, step: int) -> None:
         """Begins step `step` (counted from 1)."""
         if self._first_step is None:
             self._first_step, self._run_start = step, time.monotonic()
         self.step = step
-        self.phase_s = {}
+        self.phase_s, self.sandbox_s = {}, 0.0
 
     @contextlib.contextmanager
     def phase(self, label: str, total: int = 0) -> Iterator[None]:

@@ -1,5 +1,6 @@
 """Judging in the background. If this breaks, verdicts go to the wrong questions or a run hangs."""
 
+import functools
 import random
 import threading
 import time
@@ -52,7 +53,7 @@ def test_verdicts_come_in_the_order_of_the_questions(sandbox):
 
     with Judging(num, sandbox.close) as judging:
         for q in rng.sample(range(num), num):
-            judging.start(q, lambda q=q, delay_s=rng.uniform(0, 0.05): judge(q, delay_s))
+            judging.start(q, functools.partial(judge, q, rng.uniform(0, 0.05)))
         told = []
         found = judging.verdicts(lambda: told.append(1))
     assert found == [verdicts_of(q) for q in range(num)]
@@ -71,44 +72,55 @@ def test_questions_do_not_wait_for_each_other(sandbox):
 
     with Judging(8, sandbox.close) as judging:
         for q in range(8):
-            judging.start(q, lambda q=q: judge(q))
+            judging.start(q, functools.partial(judge, q))
         assert len(judging.verdicts()) == 8
 
 
+def broken() -> ProblemVerdicts:
+    raise ZeroDivisionError("a bug of ours")
+
+
 def test_what_a_judge_raises_ends_the_wait_at_once(sandbox):
-    def broken() -> ProblemVerdicts:
-        raise ZeroDivisionError("a bug of ours")
+    def judge_all() -> None:
+        with Judging(3, sandbox.close) as judging:
+            judging.start(0, lambda: sandbox.judge(0))
+            judging.start(2, broken)
+            judging.start(1, lambda: sandbox.judge(1))
+            judging.verdicts()
 
     start = time.monotonic()
-    with pytest.raises(ZeroDivisionError, match="of ours"), Judging(3, sandbox.close) as judging:
-        judging.start(0, lambda: sandbox.judge(0))
-        judging.start(2, broken)
-        judging.start(1, lambda: sandbox.judge(1))
-        judging.verdicts()
+    with pytest.raises(ZeroDivisionError, match="of ours"):
+        judge_all()
     assert time.monotonic() - start < HANG_S / 2
     assert not judge_threads()
 
 
 def test_what_a_judge_raises_shows_while_others_are_sampled(sandbox):
-    def broken() -> ProblemVerdicts:
-        raise ZeroDivisionError
+    def sample() -> None:
+        with Judging(2, sandbox.close) as judging:
+            judging.check()  # nothing has been judged, so nothing is wrong
+            judging.start(0, lambda: sandbox.judge(0))
+            judging.start(1, broken)
+            deadline = time.monotonic() + HANG_S
+            while time.monotonic() < deadline:
+                judging.check()
 
-    with pytest.raises(ZeroDivisionError), Judging(2, sandbox.close) as judging:
-        judging.check()  # nothing has been judged, so nothing is wrong
-        judging.start(0, lambda: sandbox.judge(0))
-        judging.start(1, broken)
-        deadline = time.monotonic() + HANG_S
-        while time.monotonic() < deadline:  # what the sampling loop does with each sample
-            judging.check()
+    with pytest.raises(ZeroDivisionError, match="of ours"):
+        sample()
     assert not judge_threads()
 
 
 def test_an_interrupt_leaves_no_thread(sandbox):
     """The sandbox is given up, so that nobody waits for runs whose verdicts are not wanted."""
-    with pytest.raises(KeyboardInterrupt), Judging(2, sandbox.close) as judging:
-        judging.start(0, lambda: sandbox.judge(0))
-        assert judge_threads()
-        raise KeyboardInterrupt
+
+    def sample() -> None:
+        with Judging(2, sandbox.close) as judging:
+            judging.start(0, lambda: sandbox.judge(0))
+            assert judge_threads()
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample()
     assert sandbox.is_over.is_set()
     assert not judge_threads()
 
@@ -154,7 +166,7 @@ def test_a_process_judges_its_share(sandbox, monkeypatch):
 
     with Judging(5, sandbox.close) as judging:
         for q in (3, 4, 0, 1, 2):
-            judging.start(q, lambda q=q: judge(q))
+            judging.start(q, functools.partial(judge, q))
         found = judging.verdicts()
     assert sorted(judged) == [1, 3]
     assert judging.num_own == 2
