@@ -8,7 +8,9 @@ import dataclasses
 from typing import Literal
 
 import gin
+import jax
 
+from codea1_jax import offload
 from codea1_jax.coevo.config import CoEvolutionConfig, official, paper
 from codea1_jax.gin_io import ConfigurationError, resolve_path
 from codea1_jax.mesh import MeshError, resolve_sizes
@@ -43,6 +45,10 @@ class RoleConfig:
       max_prompt_tokens: longer coder prompts are dropped at load and counted; longer tester
         prompts lose the end of the shown code.
       is_trained: False freezes the role: it samples and is judged, but is never updated.
+      offload_optimizer: Adam's moments wait in the host's memory and are on the devices for the
+        optimizer's program only; results are the same.
+      offload_reference: the frozen reference waits in the host's memory and is on the devices while
+        its log-probs are computed; results are the same.
     """
 
     name: Literal["coder", "tester"]
@@ -57,6 +63,8 @@ class RoleConfig:
     remat: Literal["none", "dots", "full"] = "none"
     attention: Literal["auto", "xla", "pallas"] = "auto"
     is_trained: bool = True
+    offload_optimizer: bool = False
+    offload_reference: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,6 +295,12 @@ def _check_shared(config: TrainConfig) -> None:
 
 def _check_role(role: RoleConfig, config: TrainConfig, rows: int) -> Qwen2Config | None:
     scope = f"{role.name}/RoleConfig"
+    for key in ("offload_optimizer", "offload_reference"):
+        if getattr(role, key) and not offload.has_host_memory():
+            raise ConfigurationError(
+                f"{scope}.{key}=True, but {jax.default_backend()} devices have no memory of kind "
+                f"{offload.HOST!r}; set it to False"
+            )
     directory = resolve_path(role.checkpoint)
     looks_like_hub_id = role.checkpoint.count("/") == 1 and not directory.parent.exists()
     if not directory.is_dir() and not looks_like_hub_id:

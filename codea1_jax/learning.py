@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from codea1_jax import offload
 from codea1_jax.errors import UserError
 from codea1_jax.rl.advantages import (
     effective_mask,
@@ -95,7 +96,8 @@ def prepare(
         )
     batch = batch.replace(weights=weights)
     if role.reference is not None:
-        batch = batch.replace(ref_logp=role.learner.score(role.reference, batch)[0])
+        with offload.on_device(role.reference) as reference:
+            batch = batch.replace(ref_logp=role.learner.score(reference, batch)[0])
     return Lesson(role, batch, metrics | mismatch | group_statistics(rewards, mask))
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from codea1_jax import offload
 from codea1_jax.config import RoleConfig
 from codea1_jax.gin_io import resolve_path
 from codea1_jax.models import hf_io
@@ -29,8 +30,10 @@ class Role:
     """A policy with its sampler, learner, frozen reference and state.
 
     Attributes:
-      state: parameters (float32) and optimizer state; replaced by every update.
-      reference: frozen parameters of the KL term, or None where no KL term is used.
+      state: parameters (float32) and optimizer state; replaced by every update. Moments are in host
+        memory with `RoleConfig.offload_optimizer`.
+      reference: frozen parameters of the KL term, or None where no KL term is used. In host memory
+        with `RoleConfig.offload_reference`.
       policy_version: number of training steps whose update is in `state`.
     """
 
@@ -105,27 +108,31 @@ def make_learner(
         remat=config.remat,
         attention=config.attention,
     )
-    return directory, model, Learner(model, mesh, config.optimizer, config.loss, config.learner)
+    learner = Learner(
+        model, mesh, config.optimizer, config.loss, config.learner, config.offload_optimizer
+    )
+    return directory, model, learner
 
 
 def load_role(
     config: RoleConfig,
     mesh: jax.sharding.Mesh,
-    references: dict[tuple[str, Any], Params],
+    references: dict[tuple[str, Any, bool], Params],
 ) -> Role:
     """Loads a role from its checkpoint onto the mesh.
 
     Args:
-      references: frozen parameters already loaded, by (checkpoint, dtype); two roles that start
-        from the same checkpoint share one copy. Updated in place.
+      references: frozen parameters already loaded, by (checkpoint, dtype, is on the host); two
+        roles that start from the same checkpoint share one copy. Updated in place.
     """
     directory, model, learner = make_learner(config, mesh)
     tokenizer = ChatTokenizer(directory)
     reference = None
     if config.is_trained and config.loss.kl_coefficient > 0:
-        key = (config.checkpoint, model.compute_dtype)
+        key = (config.checkpoint, model.compute_dtype, config.offload_reference)
         if key not in references:
-            references[key] = hf_io.load_params(directory, model, mesh, model.compute_dtype)
+            params = hf_io.load_params(directory, model, mesh, model.compute_dtype)
+            references[key] = offload.to_host(params) if config.offload_reference else params
         reference = references[key]
     return Role(
         config=config,

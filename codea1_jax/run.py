@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import jax
 
+from codea1_jax import offload
 from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.ckpt.run_state import RunState, check_same_run
 from codea1_jax.coevo.judging import Judge
@@ -155,6 +156,8 @@ def restore(run: Run, manager: CheckpointManager, config_text: str) -> int:
         is_change_allowed=run.config.allow_changed_config,
     )
     trained = [role for role in run.roles if role.config.is_trained]
+    for role in trained:
+        offload.free(role.state)  # there may be no room for two
     arrays = manager.restore_arrays(
         step, {role.name: role.learner.abstract_state() for role in trained}
     )

@@ -7,7 +7,12 @@ from typing import Any
 from codea1_jax.ckpt.manager import RestoreError
 
 # Where a run is computed and shown, not what: a restart may find another slice or sandbox.
-_PLACES = ("MeshConfig.", "SandboxConfig.", "TrainConfig.wandb_project")
+_PLACES = (
+    "MeshConfig.",
+    "SandboxConfig.",
+    "TrainConfig.wandb_project",
+    "RoleConfig.offload_",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,4 +76,10 @@ def check_same_run(
 def _bindings(config: str) -> list[str]:
     """What a gin text binds, line by line, except where the run is computed."""
     lines = (line.strip() for line in config.splitlines())
-    return [line for line in lines if line and not line.startswith(("#", *_PLACES))]
+    return [line for line in lines if line and not line.startswith("#") and not _is_place(line)]
+
+
+def _is_place(line: str) -> bool:
+    """`line` binds one of `_PLACES`, in whatever gin scope (`coder/RoleConfig...`)."""
+    key = line.partition("=")[0]
+    return key.rpartition("/")[2].startswith(_PLACES)

@@ -18,7 +18,7 @@ import numpy as np
 import optax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from codea1_jax import distributed
+from codea1_jax import distributed, offload
 from codea1_jax.models import sharding
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl import optim
@@ -81,7 +81,12 @@ class TrainState:
 
 
 class Learner:
-    """Computes log-probs and updates for one model on one mesh. Holds programs, no state."""
+    """Computes log-probs and updates for one model on one mesh. Holds programs, no state.
+
+    Args:
+      offload_optimizer: states keep Adam's moments in the host's memory; they are on the devices
+        for the optimizer's program only.
+    """
 
     def __init__(
         self,
@@ -90,12 +95,14 @@ class Learner:
         optimizer: OptimizerConfig,
         loss: LossConfig,
         config: LearnerConfig,
+        offload_optimizer: bool = False,
     ):
         self.model = model
         self.mesh = mesh
         self.optimizer = optimizer
         self.loss = loss
         self.config = config
+        self.offload_optimizer = offload_optimizer
         self._num_row_shards = math.prod(mesh.shape[axis] for axis in sharding.RULES["batch"])
         self._replicated = NamedSharding(mesh, PartitionSpec())
         self._param_shardings = sharding.param_shardings(model, mesh)
@@ -128,16 +135,25 @@ class Learner:
         `params` are on this learner's mesh (as `hf_io.load_params` puts them) or on the host.
         """
         with jax.set_mesh(self.mesh):
-            return self._init(params)
+            return self._between_updates(self._init(params))
 
     def abstract_state(self) -> TrainState:
-        """Shapes, dtypes and shardings of a state: the target of a checkpoint's restore."""
+        """Shapes, dtypes and shardings of a state between updates: a checkpoint restores to it."""
+        shardings = self._state_shardings
+        if self.offload_optimizer:
+            shardings = _with_moments(shardings, offload.host_shardings)
+        return self._shapes(shardings)
+
+    def _shapes(self, shardings: Any) -> TrainState:
         shapes = jax.eval_shape(self._init_state, self.model.abstract_params())
         return jax.tree.map(
             lambda leaf, where: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=where),
             shapes,
-            self._state_shardings,
+            shardings,
         )
+
+    def _between_updates(self, state: TrainState) -> TrainState:
+        return _with_moments(state, offload.to_host) if self.offload_optimizer else state
 
     def _init_state(self, params: Params) -> TrainState:
         # A copy even where the dtype already fits: the state is donated to every update, and the
@@ -265,11 +281,11 @@ class Learner:
             return state, metrics | {"grad_norm": 0.0, "is_skipped": 1.0}
         with jax.set_mesh(self.mesh):
             state, (grad_norm, is_taken) = self._apply(
-                state, grads, np.float32(count), np.float32(lr)
+                _with_moments(state, offload.to_device), grads, np.float32(count), np.float32(lr)
             )
         metrics["grad_norm"] = float(grad_norm)
         metrics["is_skipped"] = 1.0 - float(is_taken)
-        return state, metrics
+        return self._between_updates(state), metrics
 
     def _accumulate(
         self, program: Any, params: Params, batch: TrainBatch, temperature: float
@@ -321,7 +337,7 @@ class Learner:
           dtype, "gradients" of one micro-batch of num_rows x length tokens, "add" them up, and the
           optimizer's step, "apply".
         """
-        state = self.abstract_state()
+        state = self._shapes(self._state_shardings)
         reference = jax.tree.map(
             lambda p: jax.ShapeDtypeStruct(p.shape, self.model.compute_dtype, sharding=p.sharding),
             state.params,
@@ -366,6 +382,12 @@ class Learner:
 
     def _to_device(self, micro: PackedRows) -> dict[str, Array]:
         return distributed.put(micro.arrays(), sharding.batch_sharding(self.mesh))
+
+
+def _with_moments(state: TrainState, change: Callable[[Any], Any]) -> TrainState:
+    """The state, or its shardings, with both moments replaced by what `change` makes of them."""
+    mu, nu = change((state.opt_state.mu, state.opt_state.nu))
+    return dataclasses.replace(state, opt_state=state.opt_state._replace(mu=mu, nu=nu))
 
 
 def _combine(outputs: list[LossOutput], count: float, batch: TrainBatch) -> dict[str, float]:

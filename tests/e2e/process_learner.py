@@ -47,6 +47,22 @@ with jax.set_mesh(mesh):
     batch = batch.replace(old_logp=logp)
     rows = [learner.update(state, batch, 1)]
     rows.append(learner.update(rows[0][0], batch, 2))
+
+    learner.offload_optimizer = True
+    state = learner.init_state(params)
+    for step in (1, 2):
+        state, _ = learner.update(state, batch, step)
+    moments = jax.tree.leaves(state.opt_state.mu)
+
+    def equal(first: jax.Array, second: jax.Array) -> bool:
+        """The parts of both that this process holds."""
+        pairs = zip(first.addressable_shards, second.addressable_shards, strict=True)
+        return all(np.array_equal(a.data, b.data) for a, b in pairs)
+
+    offloaded = {
+        "memory": sorted({leaf.sharding.memory_kind for leaf in moments}),
+        "equal": all(map(equal, jax.tree.leaves(state), jax.tree.leaves(rows[-1][0]))),
+    }
     norm = jax.jit(lambda tree: sum(jax.numpy.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
     result = {
         "process": jax.process_index(),
@@ -55,6 +71,7 @@ with jax.set_mesh(mesh):
         "losses": [metrics["loss"] for _, metrics in rows],
         "grad_norms": [metrics["grad_norm"] for _, metrics in rows],
         "params": float(norm(rows[-1][0].params)),
+        "offloaded": offloaded,
         "shares": distributed.collect(
             [10 * jax.process_index() + i for i in distributed.share(list(range(5)))]
         ),

@@ -67,6 +67,7 @@ def test_two_processes_learn_what_one_learns():
         # Each process worked out every second value; all got the whole list and every signal.
         assert found["shares"] == [0, 11, 2, 13, 4]
         assert found["stops"] == [True, False]
+        assert found["offloaded"] == {"memory": ["pinned_host"], "equal": True}
     assert alone["stops"] == [False, False]
 
 

@@ -78,11 +78,13 @@ def saved(run_dir: pathlib.Path, step: int):
     return items["arrays"], items["meta"]
 
 
-def assert_same_end(first: pathlib.Path, second: pathlib.Path, step: int = 3) -> None:
+def assert_same_end(first: pathlib.Path, second: pathlib.Path, other_config: bool = False) -> None:
     import jax
 
-    (arrays, meta), (other_arrays, other_meta) = saved(first, step), saved(second, step)
+    (arrays, meta), (other_arrays, other_meta) = saved(first, 3), saved(second, 3)
     jax.tree.map(np.testing.assert_array_equal, arrays, other_arrays)
+    if other_config:
+        assert meta.pop("config") != other_meta.pop("config")
     assert meta == other_meta  # book, cursor and policy versions among it
     rows, other_rows = (read_jsonl(run / "metrics.jsonl") for run in (first, second))
     assert [comparable(row) for row in rows] == [comparable(row) for row in other_rows]
@@ -132,6 +134,17 @@ def test_a_killed_run_ends_like_an_uninterrupted_one(uninterrupted, start, tmp_p
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
     assert "continuing after step" in finish(start(run_dir)) or process.returncode == 0
+    assert_same_end(uninterrupted[0], run_dir)
+
+
+def test_memory_on_the_host_changes_nothing(uninterrupted, start, tmp_path):
+    """Where arrays wait is no other run: the same bits, and a restart without it goes on."""
+    run_dir = tmp_path / "run"
+    flags = ("--gin.RoleConfig.offload_optimizer=True", "--gin.RoleConfig.offload_reference=True")
+    finish(start(run_dir, *flags))
+    assert_same_end(uninterrupted[0], run_dir, other_config=True)
+    shutil.rmtree(run_dir / "checkpoints" / "3")
+    assert "continuing after step 2" in finish(start(run_dir))
     assert_same_end(uninterrupted[0], run_dir)
 
 

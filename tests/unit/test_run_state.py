@@ -34,11 +34,18 @@ def test_the_same_run_goes_on() -> None:
 def test_another_place_is_the_same_run() -> None:
     """A preempted run must go on on whatever slice and sandbox it gets next."""
     config = CONFIG.replace("data = 1", "data = 2").replace("fsdp = 8", "fsdp = 4")
-    check(config + "\n# Parameters for SandboxConfig:\nSandboxConfig.address = 'host:1'\n")
+    config += "\n# Parameters for SandboxConfig:\nSandboxConfig.address = 'host:1'\n"
+    config += "coder/RoleConfig.offload_optimizer = True\nRoleConfig.offload_reference = True\n"
+    check(config)
 
 
 @pytest.mark.parametrize(
-    "config", [CONFIG.replace("= 30", "= 40"), CONFIG + "\nTrainConfig.seed = 1\n"]
+    "config",
+    [
+        CONFIG.replace("= 30", "= 40"),
+        CONFIG + "\nTrainConfig.seed = 1\n",
+        CONFIG + "\nTrainConfig.name = 'a/RoleConfig.offload_optimizer = 1'\n",
+    ],
 )
 def test_another_configuration_is_refused_or_allowed(config: str) -> None:
     with pytest.raises(
