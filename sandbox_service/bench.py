@@ -130,16 +130,24 @@ class _Bench:
         room = asyncio.Semaphore(self._window)
         sent_s: dict[int, float] = {}
 
-        async def requests() -> AsyncIterator[pb.RunRequest]:
-            for _ in range(num_runs):
+        async def requests() -> AsyncIterator[pb.RunRequests]:
+            rest = num_runs
+            while rest:
                 await room.acquire()
-                request = self._request()
-                sent_s[request.id] = time.perf_counter()
-                yield request
+                message = pb.RunRequests(runs=[self._request()])
+                rest -= 1
+                while rest and not room.locked():
+                    await room.acquire()
+                    message.runs.append(self._request())
+                    rest -= 1
+                now_s = time.perf_counter()
+                sent_s.update((run.id, now_s) for run in message.runs)
+                yield message
 
-        async for reply in self._stub.Execute(requests(), metadata=self._metadata):
-            self._finish(reply, sent_s.pop(reply.id))
-            room.release()
+        async for message in self._stub.Execute(requests(), metadata=self._metadata):
+            for reply in message.replies:
+                self._finish(reply, sent_s.pop(reply.id))
+                room.release()
 
     async def batch(self, num_runs: int) -> None:
         """Latencies are from the batch's start to the cell's arrival."""
@@ -151,8 +159,9 @@ class _Bench:
                 template=pb.RunRequest(no_cache=True),
             )
             start_s = time.perf_counter()
-            async for cell in self._stub.RunMatrix(message, metadata=self._metadata):
-                self._finish(cell.reply, start_s)
+            async for answer in self._stub.RunMatrix(message, metadata=self._metadata):
+                for cell in answer.cells:
+                    self._finish(cell.reply, start_s)
 
 
 async def _subprocesses(num_runs: int, num_calls: int, num_parallel: int) -> None:

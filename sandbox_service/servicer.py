@@ -4,6 +4,7 @@ caller -> token, quota -> blobs by digest -> cache, single flight -> queue -> po
 """
 
 import asyncio
+import collections
 import contextlib
 import hashlib
 import logging
@@ -21,6 +22,7 @@ from sandbox_service.blobs import BlobStore, MissingBlob
 from sandbox_service.cache import Cache
 from sandbox_service.costs import CostTable
 from sandbox_service.metrics import Metrics, verdict_name
+from sandbox_service.outbox import Outbox
 from sandbox_service.pool import Pool
 from sandbox_service.proto import sandbox_pb2 as pb
 from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
@@ -76,7 +78,7 @@ class SandboxServicer(pb_grpc.SandboxServicer):
         self.costs = CostTable()
         self.blobs = BlobStore(settings.blob_bytes)
         self.metrics = Metrics(self) if settings.metrics_address else None
-        self.window = max(4, 2 * pool.num_slots)
+        self.window = max(8, 4 * pool.num_slots)
         self._host = socket.gethostname()
         self._tokens = auth.TokenFile(settings.token_file) if settings.token_file else None
         self._max_open = limits.QUEUE_PER_SLOT * pool.num_slots
@@ -113,15 +115,26 @@ class SandboxServicer(pb_grpc.SandboxServicer):
             self._open_bytes -= size
         raise AssertionError("abort raises")
 
-    async def Execute(self, _: AsyncIterator[pb.RunRequest], context: Any) -> None:
+    async def Execute(self, _: AsyncIterator[pb.RunRequests], context: Any) -> None:
         tenant = await self._tenant(context)
-        reading, writing = asyncio.Lock(), asyncio.Lock()
+        runs: collections.deque[pb.RunRequest] = collections.deque()
+        reading = asyncio.Lock()
+        outbox = Outbox(lambda replies: context.write(pb.RunReplies(replies=replies)))
+
+        async def next_run() -> pb.RunRequest | None:
+            async with reading:
+                while not runs:
+                    message = await self._read(context)
+                    if message is None:
+                        return None
+                    runs.extend(message.runs)
+                return runs.popleft()
 
         async def work() -> None:
-            while (message := await self._read(context, reading)) is not None:
-                reply = await self._answer_in_stream(message, tenant)
-                async with writing:
-                    await context.write(reply)
+            while (run := await next_run()) is not None:
+                with outbox.expecting():
+                    reply = await self._answer_in_stream(run, tenant)
+                await outbox.put(reply)
 
         async with self._answering(context):
             await _run_all(work() for _ in range(self.window))
@@ -137,14 +150,14 @@ class SandboxServicer(pb_grpc.SandboxServicer):
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except MissingBlob as error:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, str(error))
-        writing = asyncio.Lock()
+        outbox = Outbox(lambda cells: context.write(pb.MatrixCells(cells=cells)))
 
         async def work() -> None:
             for program, suite in cells:
                 run = _cell_request(message, program, suite)
-                reply = await self._answer_in_stream(run, tenant)
-                async with writing:
-                    await context.write(pb.MatrixCell(program=program, suite=suite, reply=reply))
+                with outbox.expecting():
+                    reply = await self._answer_in_stream(run, tenant)
+                await outbox.put(pb.MatrixCell(program=program, suite=suite, reply=reply))
 
         async with self._answering(context):
             await _run_all(work() for _ in range(self.window))
@@ -211,23 +224,22 @@ class SandboxServicer(pb_grpc.SandboxServicer):
             await context.abort(grpc.StatusCode.UNAUTHENTICATED, str(error))
             raise AssertionError("abort raises") from error
 
-    async def _read(self, context: Any, reading: asyncio.Lock) -> pb.RunRequest | None:
+    async def _read(self, context: Any) -> pb.RunRequests | None:
         """The next message of a stream; None at its end or when draining."""
         task = asyncio.current_task()
         assert task is not None
-        async with reading:
-            if self._is_draining:
-                return None
-            self._readers.add(task)
-            try:
-                message = await context.read()
-            except asyncio.CancelledError:
-                if not self._is_draining:
-                    raise
-                task.uncancel()
-                return None
-            finally:
-                self._readers.discard(task)
+        if self._is_draining:
+            return None
+        self._readers.add(task)
+        try:
+            message = await context.read()
+        except asyncio.CancelledError:
+            if not self._is_draining:
+                raise
+            task.uncancel()
+            return None
+        finally:
+            self._readers.discard(task)
         return None if message is grpc.aio.EOF else message
 
     # One run.

@@ -7,6 +7,7 @@ import queue
 import random
 import threading
 import time
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
 import grpc
@@ -27,6 +28,7 @@ _CONNECT_TIMEOUT_S = 5.0
 _SILENCE_S, _PROBE_TIMEOUT_S = 2.0, 4.0
 # Ejected when more than half of the last replies were failures of the sandbox itself.
 _NUM_JUDGED = 16
+_MESSAGE_BYTES = 4 << 20  # enough: with one more run, however large, it is below gRPC's limit
 
 
 class Dispatcher(Protocol):
@@ -185,7 +187,7 @@ class Host:
             pb.InfoRequest(), timeout=_CONNECT_TIMEOUT_S, metadata=self._metadata
         )
         outbox: queue.SimpleQueue[pb.RunRequest | None] = queue.SimpleQueue()
-        call = self._stub.Execute(iter(outbox.get, None), metadata=self._metadata)
+        call = self._stub.Execute(_messages(outbox), metadata=self._metadata)
         with self._lock:
             self._outbox, self._call = outbox, call
             self._failures.clear()
@@ -194,8 +196,8 @@ class Host:
             self._window = self._fixed_window or max(1, info.window)
             self._client.dispatch()
         try:
-            for reply in call:
-                self._receive(reply)
+            for message in call:
+                self._receive(message.replies)
         finally:
             outbox.put(None)
             with self._lock:
@@ -221,16 +223,19 @@ class Host:
             channel.close()
         log.warning("read the certificates for %s again", self.address)
 
-    def _receive(self, reply: pb.RunReply) -> None:
+    def _receive(self, replies: Iterable[pb.RunReply]) -> None:
+        answered: list[tuple[Job, pb.RunReply]] = []
         with self._lock:
             self.last_sign_s = time.monotonic()
-            job, _ = self._sent.pop(reply.id, (None, 0.0))
-            if job is None:
-                return
-            job.num_copies -= 1
-            self._judge(reply.status == pb.INTERNAL)
+            for reply in replies:
+                job, _ = self._sent.pop(reply.id, (None, 0.0))
+                if job is not None:
+                    job.num_copies -= 1
+                    self._judge(reply.status == pb.INTERNAL)
+                    answered.append((job, reply))
             self._client.dispatch()
-        self._client.receive(self, job, reply)
+        for job, reply in answered:
+            self._client.receive(self, job, reply)
 
     def _judge(self, is_failure: bool) -> None:
         """Ejects a host that fails at most of its runs, for longer every time."""
@@ -244,3 +249,16 @@ class Host:
             self._call.cancel()
         elif not any(self._failures):
             self._num_ejections = 0
+
+
+def _messages(outbox: "queue.SimpleQueue[pb.RunRequest | None]") -> Iterator[pb.RunRequests]:
+    """What waits in the outbox in as few messages as it fits into, until there comes None."""
+    for first in iter(outbox.get, None):
+        message = pb.RunRequests(runs=[first])
+        while not outbox.empty() and message.ByteSize() < _MESSAGE_BYTES:
+            request = outbox.get()
+            if request is None:
+                yield message
+                return
+            message.runs.append(request)
+        yield message

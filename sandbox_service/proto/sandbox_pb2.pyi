@@ -218,6 +218,12 @@ class RunRequest(_message.Message):
     num_reruns: int
     def __init__(self, id: _Optional[int] = ..., task_id: _Optional[str] = ..., program: _Optional[_Union[Source, _Mapping]] = ..., calls: _Optional[_Iterable[_Union[Call, _Mapping]]] = ..., entry_point: _Optional[str] = ..., profile: _Optional[str] = ..., limits: _Optional[_Union[Limits, _Mapping]] = ..., seed: _Optional[int] = ..., no_restart: _Optional[bool] = ..., mode: _Optional[_Union[Mode, str]] = ..., tests: _Optional[_Union[Source, _Mapping]] = ..., stdio: _Optional[_Iterable[_Union[StdioCase, _Mapping]]] = ..., stop_on_first_failure: _Optional[bool] = ..., no_cache: _Optional[bool] = ..., priority: _Optional[int] = ..., num_reruns: _Optional[int] = ...) -> None: ...
 
+class RunRequests(_message.Message):
+    __slots__ = ("runs",)
+    RUNS_FIELD_NUMBER: _ClassVar[int]
+    runs: _containers.RepeatedCompositeFieldContainer[RunRequest]
+    def __init__(self, runs: _Optional[_Iterable[_Union[RunRequest, _Mapping]]] = ...) -> None: ...
+
 class Suite(_message.Message):
     __slots__ = ("calls", "entry_point")
     CALLS_FIELD_NUMBER: _ClassVar[int]
@@ -247,6 +253,12 @@ class MatrixCell(_message.Message):
     suite: int
     reply: RunReply
     def __init__(self, program: _Optional[int] = ..., suite: _Optional[int] = ..., reply: _Optional[_Union[RunReply, _Mapping]] = ...) -> None: ...
+
+class MatrixCells(_message.Message):
+    __slots__ = ("cells",)
+    CELLS_FIELD_NUMBER: _ClassVar[int]
+    cells: _containers.RepeatedCompositeFieldContainer[MatrixCell]
+    def __init__(self, cells: _Optional[_Iterable[_Union[MatrixCell, _Mapping]]] = ...) -> None: ...
 
 class Blob(_message.Message):
     __slots__ = ("data",)
@@ -323,6 +335,12 @@ class RunReply(_message.Message):
     runtime_digest: bytes
     is_flaky: bool
     def __init__(self, id: _Optional[int] = ..., status: _Optional[_Union[Status, str]] = ..., verdict: _Optional[_Union[Verdict, str]] = ..., evidence: _Optional[_Union[Evidence, str]] = ..., outcomes: _Optional[_Iterable[_Union[Outcome, _Mapping]]] = ..., num_passed: _Optional[int] = ..., message: _Optional[str] = ..., stdout: _Optional[bytes] = ..., stdout_total: _Optional[int] = ..., signal: _Optional[int] = ..., exit_code: _Optional[int] = ..., cpu_us: _Optional[int] = ..., wall_us: _Optional[int] = ..., queue_us: _Optional[int] = ..., peak_rss_bytes: _Optional[int] = ..., num_restarts: _Optional[int] = ..., tier: _Optional[str] = ..., cache_hit: _Optional[bool] = ..., host: _Optional[str] = ..., runtime_digest: _Optional[bytes] = ..., is_flaky: _Optional[bool] = ...) -> None: ...
+
+class RunReplies(_message.Message):
+    __slots__ = ("replies",)
+    REPLIES_FIELD_NUMBER: _ClassVar[int]
+    replies: _containers.RepeatedCompositeFieldContainer[RunReply]
+    def __init__(self, replies: _Optional[_Iterable[_Union[RunReply, _Mapping]]] = ...) -> None: ...
 
 class InfoRequest(_message.Message):
     __slots__ = ()

@@ -41,13 +41,13 @@ class SandboxStub:
                 _registered_method=True)
         self.Execute = channel.stream_stream(
                 '/codea1.sandbox.v1.Sandbox/Execute',
-                request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.SerializeToString,
-                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.FromString,
+                request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequests.SerializeToString,
+                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReplies.FromString,
                 _registered_method=True)
         self.RunMatrix = channel.unary_stream(
                 '/codea1.sandbox.v1.Sandbox/RunMatrix',
                 request_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.SerializeToString,
-                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.FromString,
+                response_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCells.FromString,
                 _registered_method=True)
         self.PutBlobs = channel.stream_unary(
                 '/codea1.sandbox.v1.Sandbox/PutBlobs',
@@ -73,7 +73,8 @@ class SandboxServicer:
 
     def Execute(self, request_iterator, context):
         """Many runs over one stream, answered in any order under the client's ids: the trainer's path.
-        The server reads no further while `Info.window` runs of the stream are unanswered.
+        The server reads no further while `Info.window` runs of the stream are unanswered. A message
+        costs both sides more than a run in it, so replies wait up to 4 ms for others.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -110,13 +111,13 @@ def add_SandboxServicer_to_server(servicer, server):
             ),
             'Execute': grpc.stream_stream_rpc_method_handler(
                     servicer.Execute,
-                    request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.FromString,
-                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.SerializeToString,
+                    request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunRequests.FromString,
+                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.RunReplies.SerializeToString,
             ),
             'RunMatrix': grpc.unary_stream_rpc_method_handler(
                     servicer.RunMatrix,
                     request_deserializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.FromString,
-                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.SerializeToString,
+                    response_serializer=sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCells.SerializeToString,
             ),
             'PutBlobs': grpc.stream_unary_rpc_method_handler(
                     servicer.PutBlobs,
@@ -181,8 +182,8 @@ class Sandbox:
             request_iterator,
             target,
             '/codea1.sandbox.v1.Sandbox/Execute',
-            sandbox__service_dot_proto_dot_sandbox__pb2.RunRequest.SerializeToString,
-            sandbox__service_dot_proto_dot_sandbox__pb2.RunReply.FromString,
+            sandbox__service_dot_proto_dot_sandbox__pb2.RunRequests.SerializeToString,
+            sandbox__service_dot_proto_dot_sandbox__pb2.RunReplies.FromString,
             options,
             channel_credentials,
             insecure,
@@ -209,7 +210,7 @@ class Sandbox:
             target,
             '/codea1.sandbox.v1.Sandbox/RunMatrix',
             sandbox__service_dot_proto_dot_sandbox__pb2.MatrixRequest.SerializeToString,
-            sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCell.FromString,
+            sandbox__service_dot_proto_dot_sandbox__pb2.MatrixCells.FromString,
             options,
             channel_credentials,
             insecure,

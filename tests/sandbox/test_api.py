@@ -81,6 +81,10 @@ def _fails(call: object, code: grpc.StatusCode, word: str) -> grpc.RpcError:
 # RunMatrix.
 
 
+def _cells(stub: pb_grpc.SandboxStub, message: pb.MatrixRequest) -> list[pb.MatrixCell]:
+    return [cell for answer in stub.RunMatrix(message, timeout=60) for cell in answer.cells]
+
+
 def test_matrix_answers_every_cell(stub: pb_grpc.SandboxStub) -> None:
     """Codes x tests is what the trainer judges; a wrong cell is a wrong reward for two models."""
     programs = [ADD, "def add(a, b):\n    return a - b\n", "def add(:\n"]
@@ -90,7 +94,7 @@ def test_matrix_answers_every_cell(stub: pb_grpc.SandboxStub) -> None:
         suites=[pb.Suite(calls=_request("", *pairs).calls, entry_point="add") for pairs in suites],
         template=pb.RunRequest(seed=1),
     )
-    cells = list(stub.RunMatrix(message, timeout=60))
+    cells = _cells(stub, message)
     verdicts = {(cell.program, cell.suite): cell.reply.verdict for cell in cells}
     ok, fail, error = pb.VERDICT_PASS, pb.VERDICT_FAIL, pb.VERDICT_ERROR
     assert verdicts == {
@@ -102,7 +106,7 @@ def test_matrix_answers_every_cell(stub: pb_grpc.SandboxStub) -> None:
         (2, 1): error,
     }
     message.cells.extend([3, 0])
-    cells = list(stub.RunMatrix(message, timeout=60))
+    cells = _cells(stub, message)
     assert {(cell.program, cell.suite) for cell in cells} == {(1, 1), (0, 0)}
     assert all(cell.reply.cache_hit for cell in cells)
 
@@ -115,9 +119,10 @@ def test_matrix_streams_cells_as_they_finish(stub: pb_grpc.SandboxStub) -> None:
     message = pb.MatrixRequest(
         programs=[pb.Source(inline=text.encode()) for text in programs], template=template
     )
-    cells = stub.RunMatrix(message, timeout=60)
-    assert {next(cells).program, next(cells).program} == {1, 2}
-    cells.cancel()
+    stream = stub.RunMatrix(message, timeout=60)
+    cells = (cell.program for answer in stream for cell in answer.cells)
+    assert {next(cells), next(cells)} == {1, 2}
+    stream.cancel()
 
 
 @pytest.mark.parametrize(
@@ -242,10 +247,10 @@ def test_sigterm_drains() -> None:
         assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
         short, long = (stub.Run.future(_sleep(s), timeout=90) for s in (2.0, 55.0))
 
-        def requests() -> Iterator[pb.RunRequest]:
-            yield _sleep(0.5, id=7)
+        def requests() -> Iterator[pb.RunRequests]:
+            yield pb.RunRequests(runs=[_sleep(0.5, id=7)])
             time.sleep(1.5)
-            yield _sleep(0.5, id=8)  # after the signal: not read any more
+            yield pb.RunRequests(runs=[_sleep(0.5, id=8)])  # after the signal: not read any more
             time.sleep(60)
 
         stream = stub.Execute(requests(), timeout=90)
@@ -254,7 +259,7 @@ def test_sigterm_drains() -> None:
         assert next(watch).status == health_pb2.HealthCheckResponse.NOT_SERVING
         watch.cancel()
         assert short.result().verdict == pb.VERDICT_PASS
-        assert [reply.id for reply in stream] == [7]
+        assert [reply.id for message in stream for reply in message.replies] == [7]
         assert long.exception().code() is grpc.StatusCode.UNAVAILABLE
         assert "shutting down" in long.exception().details()
         assert process.wait(60) == 0
@@ -287,7 +292,7 @@ def test_tokens_and_their_quotas(tmp_path: pathlib.Path) -> None:
         _fails(lambda: run(f"Bearer {TOKEN}x"), unauthenticated, "not one of this service's")
         for call in (
             lambda: stub.GetInfo(pb.InfoRequest(), timeout=10),
-            lambda: list(stub.Execute(iter([_sleep(0.0)]), timeout=10)),
+            lambda: list(stub.Execute(iter([pb.RunRequests()]), timeout=10)),
             lambda: list(stub.RunMatrix(pb.MatrixRequest(), timeout=10)),
             lambda: stub.PutBlobs(iter([pb.Blob(data=b"x")]), timeout=10),
         ):
@@ -302,11 +307,10 @@ def test_tokens_and_their_quotas(tmp_path: pathlib.Path) -> None:
         assert dict(error.trailing_metadata())["grpc-retry-pushback-ms"] == "100"
         assert busy.result().verdict == pb.VERDICT_PASS
         # On a stream the quota is back-pressure, not an error.
-        requests = [_sleep(0.0, id=i) for i in range(5)]
-        replies = list(
-            stub.Execute(iter(requests), timeout=30, metadata=(("authorization", tools),))
-        )
-        assert sorted(reply.id for reply in replies) == list(range(5))
+        runs = pb.RunRequests(runs=[_sleep(0.0, id=i) for i in range(5)])
+        stream = stub.Execute(iter([runs]), timeout=30, metadata=(("authorization", tools),))
+        ids = [reply.id for message in stream for reply in message.replies]
+        assert sorted(ids) == list(range(5))
 
         token_file = tmp_path / "mine"
         token_file.write_text(TOKEN + "\n")

@@ -186,8 +186,9 @@ def test_sources_by_digest(stub: pb_grpc.SandboxStub) -> None:
         stub.Run(by_digest, timeout=30)
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION
     assert "17" * 32 in caught.value.details()
-    replies = list(stub.Execute(iter([by_digest, request]), timeout=30))
-    assert sorted(reply.status for reply in replies) == [pb.OK, pb.INVALID]
+    stream = stub.Execute(iter([pb.RunRequests(runs=[by_digest, request])]), timeout=30)
+    statuses = [reply.status for message in stream for reply in message.replies]
+    assert sorted(statuses) == [pb.OK, pb.INVALID]
     with pytest.raises(grpc.RpcError) as caught:
         list(stub.RunMatrix(pb.MatrixRequest(programs=[by_digest.program]), timeout=30))
     assert caught.value.code() is grpc.StatusCode.FAILED_PRECONDITION

@@ -177,9 +177,9 @@ class _Fake(pb_grpc.SandboxServicer):
         return pb.Info(window=4, slots=2, tier="A-root")
 
     def Execute(
-        self, requests: Iterator[pb.RunRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.RunReply]:
-        for request in requests:
+        self, messages: Iterator[pb.RunRequests], context: grpc.ServicerContext
+    ) -> Iterator[pb.RunReplies]:
+        for request in (request for message in messages for request in message.runs):
             deadline = time.monotonic() + self._delay_s
             while time.monotonic() < deadline and context.is_active():
                 time.sleep(min(0.05, self._delay_s))
@@ -187,7 +187,7 @@ class _Fake(pb_grpc.SandboxServicer):
             reply = pb.RunReply(id=request.id, status=self._status)
             for _ in request.calls:
                 reply.outcomes.add(status=pb.CALL_VALUE, value=codec.encode(1))
-            yield reply
+            yield pb.RunReplies(replies=[reply])
 
 
 @contextlib.contextmanager

@@ -256,8 +256,9 @@ def test_bad_requests_are_refused_with_a_reason(
         stub.Run(request_, timeout=30)
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert word in caught.value.details()
-    replies = list(stub.Execute(iter([request_, _request(ADD, "add(1, 1)", id=7)]), timeout=30))
-    statuses = {reply.id: reply.status for reply in replies}
+    runs = pb.RunRequests(runs=[request_, _request(ADD, "add(1, 1)", id=7)])
+    messages = stub.Execute(iter([runs]), timeout=30)
+    statuses = {reply.id: reply.status for message in messages for reply in message.replies}
     assert statuses == {0: pb.INVALID, 7: pb.OK}
 
 
@@ -451,27 +452,32 @@ class _Liar(pb_grpc.SandboxServicer):
         return pb.Info(window=8)
 
     def Execute(
-        self, requests: Iterator[pb.RunRequest], context: grpc.ServicerContext
-    ) -> Iterator[pb.RunReply]:
+        self, messages: Iterator[pb.RunRequests], context: grpc.ServicerContext
+    ) -> Iterator[pb.RunReplies]:
+        requests = (request for message in messages for request in message.runs)
         for number, request in enumerate(requests):
-            good = pb.RunReply(id=request.id, status=pb.OK)
-            for _ in request.calls:
-                good.outcomes.add(status=pb.CALL_VALUE, value=codec.encode(1))
-            yield pb.RunReply(id=123456789, status=pb.OK)
-            if number == 0:
-                yield pb.RunReply(id=request.id, status=pb.OK)
-            elif number == 1:
-                good.status = 77  # type: ignore[assignment]
-                yield good
-            elif number == 2:
-                good.outcomes[0].status = 99  # type: ignore[assignment]
-                yield good
-            elif number == 3:
-                good.outcomes[0].value = b"\xff\xff"
-                yield good
-            elif number == 4:
-                yield good
-                yield good
+            yield pb.RunReplies(replies=self._lies(number, request))
+
+    @staticmethod
+    def _lies(number: int, request: pb.RunRequest) -> Iterator[pb.RunReply]:
+        good = pb.RunReply(id=request.id, status=pb.OK)
+        for _ in request.calls:
+            good.outcomes.add(status=pb.CALL_VALUE, value=codec.encode(1))
+        yield pb.RunReply(id=123456789, status=pb.OK)
+        if number == 0:
+            yield pb.RunReply(id=request.id, status=pb.OK)
+        elif number == 1:
+            good.status = 77  # type: ignore[assignment]
+            yield good
+        elif number == 2:
+            good.outcomes[0].status = 99
+            yield good
+        elif number == 3:
+            good.outcomes[0].value = b"\xff\xff"
+            yield good
+        elif number == 4:
+            yield good
+            yield good
 
 
 def test_lying_and_silent_servers_are_unknown() -> None:
