@@ -150,6 +150,7 @@ def _numbers(step: int, num_steps: int) -> dict[str, float]:
         "time/coder_rollout": 3.0,
         "time/tester_rollout": 4.0,
         "time/judging": 1.0,
+        "speed/sandbox_busy_s": 2.5,
         "time/coder_update": 0.5,
         "time/tester_update": 0.5,
     }

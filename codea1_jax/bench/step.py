@@ -4,8 +4,9 @@ codea1 bench step --gin_file=gin/runs/smoke.gin --steps=3 [--gin.NAME=VALUE ...]
 
 `--warmup` steps that are not measured (they compile), then `--steps` that are; figures are means
 over these. The accelerator counts as busy in rollouts, log-probs and updates, host work between its
-programs included; the rest (judging, rewards, saving) is its idle share. Left out: evaluation. The
-last line is JSON.
+programs included; the rest (waiting for verdicts, rewards, saving) is its idle share. The sandbox is
+busy while any problem is judged, mostly beside the rollouts. Left out: evaluation. The last line is
+JSON.
 """
 
 import argparse
@@ -69,7 +70,8 @@ def _summary(
         "seconds_of_steps": [round(row["time/step"] + row["time/checkpoint"], 3) for row in rows],
         "phases": {name.removeprefix("time/"): round(s, 3) for name, s in times.items()},
         "accelerator_idle_share": round(1.0 - train.accelerator_s(times) / seconds, 4),
-        "sandbox_s": round(times["time/judging"], 3),
+        "verdicts_awaited_s": round(times["time/judging"], 3),
+        "sandbox_busy_s": round(mean("speed/sandbox_busy_s"), 3),
         "sampled_tokens": round(num_tokens),
         "tokens_per_s": round(num_tokens / seconds, 1),
         "coder_rollout_tokens_per_s": round(mean("speed/coder_tokens_per_s"), 1),

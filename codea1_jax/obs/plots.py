@@ -26,7 +26,11 @@ PANELS: tuple[tuple[str, tuple[tuple[str, str], ...]], ...] = (
     ),
     (
         "seconds per step",
-        (("time/step", "whole step"), ("time/judging", "judging")),
+        (
+            ("time/step", "whole step"),
+            ("speed/sandbox_busy_s", "sandbox busy"),
+            ("time/judging", "waiting for verdicts"),
+        ),
     ),
 )
 

@@ -183,6 +183,21 @@ def test_an_interrupt_drops_the_step_and_its_judges(barrier, small_run, tmp_path
     assert_same_run(barrier, tmp_path)
 
 
+def test_a_dead_sandbox_costs_the_step_and_nothing_else(
+    small_run, tmp_path, events, monkeypatch, capsys
+):
+    """All problems give up at their own deadline; the run stops with what it had before."""
+    plain = SandboxClient.submit
+    with SandboxClient("127.0.0.1:1", deadline_s=1.0) as lost:
+        monkeypatch.setattr(SandboxClient, "submit", lambda self, run: plain(lost, run))
+        assert train(small_run, tmp_path) == 2
+    assert "no verdict for 100%" in capsys.readouterr().err
+    assert events.count("judge ends") == 4
+    assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["0"]
+    assert not (tmp_path / "rollouts").exists()
+    assert_no_judge_thread()
+
+
 def let_go(monkeypatch, is_closed: threading.Event) -> None:
     """Sets the event when the client of the sandbox is closed."""
     plain = SandboxClient.close

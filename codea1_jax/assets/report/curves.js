@@ -64,6 +64,13 @@ const PANELS = [
   ["Sampler against learner, mean", roles("mismatch_mean")],
   ["Sampler against learner, KL", roles("mismatch_kl")],
   [
+    "Seconds of judging",
+    [
+      ["speed/sandbox_busy_s", "sandbox busy", 3],
+      ["time/judging", "waiting for verdicts", 4],
+    ],
+  ],
+  [
     "Sampled tokens per second",
     [
       ["speed/coder_tokens_per_s", "coder", 1],
