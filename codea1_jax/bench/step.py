@@ -4,9 +4,9 @@ codea1 bench step --gin_file=gin/runs/smoke.gin --steps=3 [--gin.NAME=VALUE ...]
 
 `--warmup` steps that are not measured (they compile), then `--steps` that are; figures are means
 over these. The accelerator counts as busy in rollouts, log-probs and updates, host work between its
-programs included; the rest (waiting for verdicts, rewards, saving) is its idle share. The sandbox is
-busy while any problem is judged, mostly beside the rollouts. Left out: evaluation. The last line is
-JSON.
+programs included; the rest (waiting for verdicts, rewards, saving) is its idle share. The sandbox
+is busy while any problem is judged, mostly beside the rollouts. Left out: evaluation. The last line
+is JSON.
 """
 
 import argparse
