@@ -105,9 +105,12 @@ def _smaller_state(plan: Plan, one: Estimate, excess: int, chip: Chip) -> tuple[
     data = plan.mesh.shape["data"]
     if data > 1:
         return "MeshConfig.data", f"{data}", "1 (and MeshConfig.fsdp = -1)"
-    trained = [role for role in plan.roles if role.owns_state]
-    # A first moment in bfloat16 is 2 of a state's 12 bytes a parameter.
-    saved = sum(plan.held[role.state_name] // 6 for role in trained)
+    found = _offload(plan, one, excess)
+    if found is not None:
+        return found
+    trained = [role for role in plan.roles if role.owns_state and role.config.is_trained]
+    # A first moment in bfloat16 is a quarter less of both moments.
+    saved = sum(size // 4 for size in _moments(plan, one).values())
     if all(role.config.optimizer.mu_dtype == "float32" for role in trained) and saved >= excess:
         return "OptimizerConfig.mu_dtype", "'float32'", "'bfloat16'"
     least = plan.mesh.size * one.total_bytes / one.limit_bytes
@@ -119,3 +122,30 @@ def _smaller_state(plan: Plan, one: Estimate, excess: int, chip: Chip) -> tuple[
     larger = min(fitting, key=lambda slice_: slice_.num_chips, default=None)
     proposed = larger.name if larger else "a chip with more memory"
     return "--topology", f"{plan.mesh.size} chips", proposed
+
+
+def _offload(plan: Plan, one: Estimate, excess: int) -> tuple[str, str, str] | None:
+    """Moments, then references, that wait on the host, if both together would do."""
+    moments = _moments(plan, one)
+    if one.phase.kind == "optimizer":
+        moments.pop(one.phase.role)  # this program's arguments
+    saved = {
+        "offload_optimizer": sum(moments.values()),
+        "offload_reference": plan.held["reference"] if one.phase.kind != "reference" else 0,
+    }
+    if sum(saved.values()) < excess:
+        return None
+    enough = [key for key, size in saved.items() if size >= excess]
+    key = enough[0] if enough else "offload_optimizer"
+    return f"RoleConfig.{key}", "False", "True"
+
+
+def _moments(plan: Plan, one: Estimate) -> dict[str, int]:
+    """Bytes of the moments on a device in this phase, by role."""
+    return {
+        role.name: role.moment_bytes
+        for role in plan.roles
+        if role.owns_state and role.config.is_trained
+        if not role.offloads_moments
+        or (one.phase.kind == "optimizer" and one.phase.role == role.name)
+    }

@@ -4,7 +4,8 @@ Peak FLOP/s, bandwidths and chips per slice are from the Cloud TPU documentation
 (docs.cloud.google.com/tpu/docs/v4, v5e, v5p, v6e), read in November 2026. `ici_bandwidth` is one
 direction over all ports, half of the "bidirectional" figure printed there. `hbm_bytes` is not the
 printed capacity but what libtpu 0.0.50 leaves to a program: the limit in the compiler's own
-out-of-memory message. Host memory is that of the TPU VMs' machine types.
+out-of-memory message. Host memory is that of the TPU VMs' machine types. `host_bandwidth` is from
+Austin et al., How to Scale Your Model (2025), part 2: "typically around 1.5e10", named for v4, v6e.
 """
 
 import dataclasses
@@ -25,6 +26,7 @@ class Chip:
       peak_flops: bfloat16, per second.
       hbm_bandwidth: bytes per second.
       ici_bandwidth: bytes per second that leave the chip over all of its ports.
+      host_bandwidth: bytes per second over PCIe between the chip and its host, one direction.
     """
 
     name: str
@@ -32,12 +34,13 @@ class Chip:
     peak_flops: float
     hbm_bandwidth: float
     ici_bandwidth: float
+    host_bandwidth: float
 
 
-V4 = Chip("v4", int(30.75 * _GIB), 275e12, 1200e9, 300e9)
-V5E = Chip("v5e", int(15.75 * _GIB), 197e12, 819e9, 200e9)
-V5P = Chip("v5p", int(95.73 * _GIB), 459e12, 2765e9, 600e9)
-V6E = Chip("v6e", int(31.24 * _GIB), 918e12, 1640e9, 400e9)
+V4 = Chip("v4", int(30.75 * _GIB), 275e12, 1200e9, 300e9, 16e9)
+V5E = Chip("v5e", int(15.75 * _GIB), 197e12, 819e9, 200e9, 15e9)
+V5P = Chip("v5p", int(95.73 * _GIB), 459e12, 2765e9, 600e9, 15e9)
+V6E = Chip("v6e", int(31.24 * _GIB), 918e12, 1640e9, 400e9, 32e9)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,7 +5,7 @@ import dataclasses
 from codea1_jax.plan.chips import Chip
 from codea1_jax.plan.collectives import Collective
 from codea1_jax.plan.compilation import Compiled
-from codea1_jax.plan.phases import Phase, Plan
+from codea1_jax.plan.phases import Phase, Plan, device_bytes
 
 # Python, JAX, the compiled programs and the tokenizer, before anything of the run.
 _HOST_BASE_BYTES = 4 * 10**9
@@ -82,16 +82,19 @@ def estimate(phase: Phase, compiled: Compiled, chip: Chip, num_devices: int) -> 
 
 
 def host_bytes(plan: Plan, num_hosts: int) -> dict[str, int]:
-    """Memory of one host by what it is for: a checkpoint in flight, and a step's samples."""
+    """Memory of one host by what it is for; one process runs on each."""
     num_devices = plan.mesh.size // num_hosts
-    states = sum(size for name, size in plan.held.items() if name.endswith(" state"))
+    states = sum(device_bytes(role.state) for role in plan.roles if role.owns_state)
+    batches = plan.config.coevolution.max_extra_batches + 1
     sampled = trained = 0
     for role in plan.roles:
-        sampled += role.groups * role.group_size * role.config.sampling.max_new_tokens
+        samples = batches * role.groups * role.group_size
+        sampled += samples * role.config.sampling.max_new_tokens
         trained += role.trained_samples * max(role.config.learner.length_buckets)
     return {
         "base": _HOST_BASE_BYTES,
         "checkpoint": states * num_devices // plan.mesh.shape["data"],
+        "offloaded": sum(plan.offloaded.values()) * num_devices,
         "samples": sampled * _SAMPLE_TOKEN_BYTES,
         "batches": trained * _BATCH_TOKEN_BYTES,
     }

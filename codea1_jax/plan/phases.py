@@ -80,6 +80,10 @@ def device_bytes(tree: Any) -> int:
 class Plan:
     """The phases of a run on these devices.
 
+    Attributes (bytes per device):
+      held: what stays in device memory through the whole step, by what it is.
+      offloaded: what waits on the host and is on the device in one phase only.
+
     Args:
       devices: of one mesh; they are only compiled for.
 
@@ -95,20 +99,44 @@ class Plan:
             roles = roles[:1]
         self.roles = roles
         self.held = self._held()
+        self.offloaded = self._offloaded()
         self.phases = [phase for role in roles for phase in self._of_role(role)]
 
     def role(self, name: str) -> "PlannedRole":
         return next(role for role in self.roles if role.name == name)
 
     def _held(self) -> dict[str, int]:
-        """What stays in memory through the whole step."""
-        held, references = {}, {}
+        held = {role.state_name: role.held_bytes for role in self.roles if role.owns_state}
+        return held | {"reference": self._references(is_offloaded=False)}
+
+    def _offloaded(self) -> dict[str, int]:
+        moments = {
+            f"{role.name} moments": role.moment_bytes
+            for role in self.roles
+            if role.offloads_moments
+        }
+        waiting = moments | {"reference": self._references(is_offloaded=True)}
+        return {name: size for name, size in waiting.items() if size}
+
+    def _references(self, is_offloaded: bool) -> int:
+        """Roles with the same reference share a copy."""
+        sizes = {
+            (role.config.checkpoint, role.config.compute_dtype): role.reference_bytes
+            for role in self.roles
+            if role.has_reference and role.config.offload_reference == is_offloaded
+        }
+        return sum(sizes.values())
+
+    @property
+    def transfer_bytes(self) -> int:
+        """What goes between a device and its host in a step, both directions together."""
+        total = 0
         for role in self.roles:
-            if role.owns_state:
-                held[f"{role.name} state"] = device_bytes(role.state)
-            if role.has_reference:
-                references[role.config.checkpoint, role.config.compute_dtype] = role.reference_bytes
-        return held | {"reference": sum(references.values())}
+            if role.offloads_moments:  # there and back for every optimizer step
+                total += 2 * self.config.num_minibatches * role.moment_bytes
+            if role.has_reference and role.config.offload_reference:
+                total += role.reference_bytes
+        return total
 
     def _of_role(self, role: "PlannedRole") -> list[Phase]:
         phases = [*self._rollout(role)]
@@ -116,7 +144,7 @@ class Plan:
             phases += self._learning(role)
         if role.owns_state and role is self.roles[-1]:
             init = role.learner_programs["init"]
-            held = {name: size for name, size in self.held.items() if name != f"{role.name} state"}
+            held = _without(self.held, role.state_name, role.held_bytes)
             params = device_bytes(role.state.params)
             phases.append(Phase(role.name, "load", "float32 weights", init, params, held))
         return phases
@@ -141,8 +169,9 @@ class Plan:
         loops = -(-samples // cache.rows) * -(
             -role.config.sampling.max_new_tokens // rollout.decode_chunk
         )
+        batches = self.config.coevolution.max_extra_batches + 1
 
-        return [
+        phases = [
             Phase(
                 role.name,
                 "weight sync",
@@ -189,6 +218,7 @@ class Plan:
             ),
             *self._shrinks(role, cache, rest | view),
         ]
+        return [dataclasses.replace(phase, calls=batches * phase.calls) for phase in phases]
 
     def _shrinks(
         self, role: "PlannedRole", cache: CacheShape, resident: dict[str, int]
@@ -217,7 +247,7 @@ class Plan:
         params, state = device_bytes(role.state.params), device_bytes(role.state)
         sums = {"gradient sum": params}
         without_params = _without(rest, role.state_name, params)
-        without_state = _without(rest, role.state_name, state)
+        without_state = _without(rest, role.state_name, role.held_bytes)
         chunk = max(role.config.learner.tokens_per_chunk // max(rows // role.row_shards, 1), 1)
         shape = f"{rows} x {length}"
         micro_batches = -(-role.tokens_per_step // (rows * length))
@@ -244,7 +274,9 @@ class Plan:
         ]
         if role.has_reference:
             size = role.reference_bytes
-            left = _without(rest, "reference", size)
+            left = rest
+            if not role.config.offload_reference:
+                left = _without(rest, "reference", size)
             phases.append(
                 Phase(role.name, "reference", shape, programs["reference"], size, left, **scoring)
             )
@@ -305,7 +337,11 @@ class PlannedRole:
         self.programs = Programs(
             self.model, mesh, 0, config.rollout.decode_chunk, finish=lambda lowered: lowered
         )
-        self.state = self.learner.abstract_state()
+        self.state = self.learner.abstract_state()  # as programs take it, moments on the device
+        moments = self.state.opt_state.mu, self.state.opt_state.nu
+        self.moment_bytes = device_bytes(moments)
+        self.offloads_moments = config.offload_optimizer and config.is_trained
+        self.held_bytes = device_bytes(self.state) - self.offloads_moments * self.moment_bytes
         self.row_shards = mesh.shape["data"] * mesh.shape["fsdp"]
         self.micro_batch = self._largest_micro_batch()
         self.learner_programs = self.learner.lowered(*self.micro_batch)

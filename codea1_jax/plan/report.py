@@ -36,6 +36,11 @@ class Report:
         return sum(self.host.values())
 
     @property
+    def transfer_s(self) -> float:
+        """Least seconds of a step between devices and their hosts, all devices at once."""
+        return self.plan.transfer_bytes / self.slice.chip.host_bandwidth
+
+    @property
     def fits(self) -> bool:
         return self.host_total <= self.slice.host_bytes and all(one.fits for one in self.estimates)
 
@@ -60,6 +65,9 @@ def as_json(report: Report) -> dict[str, Any]:
         "hbm_limit_bytes": report.slice.chip.hbm_bytes,
         "attention": {role.name: role.attention for role in report.plan.roles},
         "held_bytes": report.plan.held,
+        "offloaded_bytes": report.plan.offloaded,
+        "transfer_bytes": report.plan.transfer_bytes,
+        "transfer_s": report.transfer_s,
         "host_bytes": report.host,
         "host_limit_bytes": report.slice.host_bytes,
         "fits": report.fits,
@@ -134,9 +142,15 @@ def _footer(report: Report) -> list[str]:
         f"{role.name} {', '.join(f'{kind} {who}' for kind, who in role.attention.items())}"
         for role in report.plan.roles
     )
-    lines = [
-        f"Attention: {attention}.",
-        f"Held through the step (GiB per device): {held}.",
+    lines = [f"Attention: {attention}.", f"Held through the step (GiB per device): {held}."]
+    if report.plan.offloaded:
+        waiting = ", ".join(f"{name} {_gib(n)}" for name, n in report.plan.offloaded.items())
+        lines.append(
+            f"Waiting on the host (GiB per device): {waiting}; "
+            f"{_gib(report.plan.transfer_bytes)} moved in a step, at least "
+            f"{report.transfer_s:.2f} s beside the roofline time."
+        )
+    lines += [
         f"Host memory (GB per host, limit {report.slice.host_bytes / 1e9:.0f}): {host}; "
         f"{report.host_total / 1e9:.1f} in all.",
         f"Roofline time of a step: {sum(one.step_s for one in report.estimates):.0f} s.",

@@ -16,17 +16,19 @@ from codea1_jax.config import TrainConfig
 from codea1_jax.errors import UserError
 from codea1_jax.gin_io import build
 from codea1_jax.plan import command
+from codea1_jax.plan.advice import advise
 from codea1_jax.plan.chips import SLICES, Chip, Slice, slice_named
 from codea1_jax.plan.collectives import Collective, collectives_of
 from codea1_jax.plan.command import make_report
 from codea1_jax.plan.compilation import needed_bytes
+from codea1_jax.plan.estimate import host_bytes
 from codea1_jax.plan.phases import Plan, device_bytes
 from codea1_jax.plan.published import MODELS
 from codea1_jax.plan.report import Report, as_json, table
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GIB = 2**30
-CHIP = Chip("test", 1 * GIB, 1e12, 1e11, 1e10)
+CHIP = Chip("test", 1 * GIB, 1e12, 1e11, 1e10, 2e9)
 # Small enough that a dozen programs compile in seconds.
 SMALL = (
     "coder/RolloutConfig.rows = 32",
@@ -130,6 +132,75 @@ def test_too_large_is_refused_with_advice_that_leads_to_a_fit(roomy):
 def test_state_alone_too_large_asks_for_a_larger_slice(roomy):
     report, _ = plan_on(sum(roomy[0].plan.held.values()) // 2)
     assert {"--topology"} <= {advice.key for advice in report.advice}
+
+
+OFFLOAD = ("RoleConfig.offload_optimizer = True", "RoleConfig.offload_reference = True")
+
+
+def test_what_waits_on_the_host_leaves_all_phases_but_its_own(roomy):
+    there, lines = plan_on(GIB, *OFFLOAD)
+    assert all("cached" in line for line in lines)  # the same programs
+    plan = roomy[0].plan
+    moments, reference = plan.role("coder").moment_bytes, plan.held["reference"]
+    assert there.plan.held == plan.held | {
+        "coder state": plan.held["coder state"] - moments,
+        "tester state": plan.held["tester state"] - moments,
+        "reference": 0,
+    }
+    for before, after in zip(roomy[0].estimates, there.estimates, strict=True):
+        own = {"optimizer": moments, "load": moments, "reference": reference}
+        gone = 2 * moments + reference - own.get(after.phase.kind, 0)
+        assert before.total_bytes - after.total_bytes == gone, after.phase.name
+    waiting = {"coder moments": moments, "tester moments": moments, "reference": reference}
+    assert as_json(there)["offloaded_bytes"] == waiting
+    host = as_json(roomy[0])["host_bytes"]
+    assert as_json(there)["host_bytes"] == host | {"offloaded": 8 * sum(waiting.values())}
+    # Two optimizer steps a role, there and back; the reference comes once for each role.
+    moved = 2 * (2 * 2 * moments + reference)
+    assert as_json(there)["transfer_bytes"] == moved
+    assert as_json(there)["transfer_s"] == moved / CHIP.host_bandwidth
+    assert re.search(r"Waiting on the host .*coder moments .* moved in a step", table(there))
+    assert "Waiting on the host" not in table(roomy[0])
+
+
+def test_only_what_learns_has_something_to_offload():
+    frozen = Plan(small_config(*OFFLOAD, "tester/RoleConfig.is_trained = False"), jax.devices())
+    assert set(frozen.offloaded) == {"coder moments", "reference"}
+    no_kl = Plan(small_config(*OFFLOAD, "LossConfig.kl_coefficient = 0.0"), jax.devices())
+    assert set(no_kl.offloaded) == {"coder moments", "tester moments"}
+
+
+def test_idle_state_goes_to_the_host_before_a_larger_slice_is_asked_for(roomy):
+    """An optimizer's step that does not fit beside the other role's moments."""
+    plan = roomy[0].plan
+    moments, reference = plan.role("coder").moment_bytes, plan.held["reference"]
+    (update,) = [e for e in roomy[0].estimates if e.phase.name == "coder optimizer"]
+
+    def advice(excess: int, *bindings: str) -> tuple[str, str, str]:
+        changed = Plan(small_config(*bindings), jax.devices())
+        limit = dataclasses.replace(update, limit_bytes=update.total_bytes - excess)
+        (found,) = advise(changed, [limit], CHIP)
+        return found.key, found.current, found.proposed
+
+    to_host = ("RoleConfig.offload_optimizer", "False", "True")
+    assert advice(moments) == to_host
+    assert advice(moments + reference) == to_host  # and in the next round the reference
+    assert advice(reference, OFFLOAD[0]) == ("RoleConfig.offload_reference", "False", "True")
+    assert advice(moments + reference + 1)[0] == "--topology"
+    # Its own moments are the arguments of the update: a smaller type is what is left for them.
+    assert advice(moments // 4, *OFFLOAD)[0] == "OptimizerConfig.mu_dtype"
+    assert advice(moments // 4 + 1, *OFFLOAD)[0] == "--topology"
+
+
+def test_extra_batches_count_for_the_rollouts_only(roomy):
+    """Dynamic sampling may play as many batches more in a step; it learns from one."""
+    config = small_config("paper.max_extra_batches = 2", "paper.filter_zero_variance = True")
+    more = Plan(config, jax.devices())
+    rollout = ("weight sync", "prefill", "insert", "decode", "shrink")
+    for before, after in zip(roomy[0].plan.phases, more.phases, strict=True):
+        factor = 3 if after.kind in rollout else 1
+        assert after.calls == factor * before.calls > 0, after.name
+    assert host_bytes(more, 1)["samples"] == 3 * host_bytes(roomy[0].plan, 1)["samples"]
 
 
 def test_small_host_is_refused():
