@@ -272,13 +272,15 @@ class Cage:
 
     def _kill_all(self) -> None:
         if self.has_pid_namespace:
-            with suppress(ChildProcessError):
+            try:
+                os.waitpid(-1, os.WNOHANG)  # orphans are children of pid 1: if none, all are gone
                 while True:
                     # Again after each that went: not every kernel (gVisor) stops those that fork.
                     with suppress(ProcessLookupError):
                         os.kill(-1, signal.SIGKILL)
                     os.waitpid(-1, 0)
-            return
+            except ChildProcessError:
+                return
         while self._kill_descendants():
             with suppress(ChildProcessError):
                 while os.waitpid(-1, os.WNOHANG)[0]:

@@ -26,6 +26,7 @@ PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_SET_SECCOMP = 1, 4, 22
 PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_SET_NO_NEW_PRIVS = 24, 36, 38
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_fork = ctypes.PyDLL(None, use_errno=True).fork  # keeps the interpreter's lock
 for _function in (_libc.mmap, _libc.mremap):
     _function.restype = ctypes.c_void_p
 _PROT_READ, _PROT_WRITE, _PROT_EXEC = 1, 2, 4
@@ -65,6 +66,17 @@ def pivot_root_here() -> None:
     _check(_libc.syscall(ctypes.c_long(number), b".", b"."), "pivot_root")
     unmount(".", MNT_DETACH)
     os.chdir("/")
+
+
+def fork() -> int:
+    """`os.fork` for a process that has no threads and needs none of what is done about them.
+
+    That is locks made anew in the child, and in the parent a look at /proc for threads to warn of.
+    Functions of `os.register_at_fork` are not called.
+    """
+    pid = int(_fork())
+    _check(min(pid, 0), "fork")
+    return pid
 
 
 def cpu_clock(pid: int) -> int:

@@ -84,15 +84,19 @@ class _Ends:
 
     def wait(self, timeout_s: float) -> tuple[bool, bool]:
         """Whether the child has ended, and whether there is a message."""
-        events = dict(self._poller.poll(timeout_s * 1000))
-        is_over = self._fd in events
-        if is_over and not self._has_pidfd:
-            with suppress(BlockingIOError):
-                os.read(self._fd, 4096)
+        is_over = has_message = False
+        for fd, _ in self._poller.poll(timeout_s * 1000):
+            if fd == self._fd:
+                is_over = True
+            else:
+                has_message = True
         if not self._has_pidfd:  # the signal may be another child's, or have come before `watch`
+            if is_over:
+                with suppress(BlockingIOError):
+                    os.read(self._fd, 4096)
             flags = os.WEXITED | os.WNOWAIT | os.WNOHANG
             is_over = os.waitid(os.P_PID, self._pid, flags) is not None
-        return is_over, any(fd != self._fd for fd in events)
+        return is_over, has_message
 
     def leave_child(self) -> None:
         """In a child: its own signals are not for the slot."""
@@ -117,7 +121,7 @@ def _serve_one(control: Socket, place: Cage, ends: _Ends) -> None:
     if message[0] != protocol.MSG_START:
         return  # a STOP that came after the end of its run
     start = protocol.START.unpack(message)
-    pid = os.fork()
+    pid = linux.fork()
     if pid == 0:
         _become_child(place, ends, start, fds)
     for fd in fds:
