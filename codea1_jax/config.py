@@ -114,7 +114,7 @@ class SandboxConfig:
     Attributes:
       address: host:port of a running service, or several with commas between them; empty: one is
         started beside the trainer.
-      num_slots: runs at a time of the started service (0: one more than cores).
+      num_slots: runs at a time of the started service (0: two more than cores).
       deadline_s: a run that the service has not answered after this long is unknown.
       min_tier: the started service refuses to run with weaker isolation ("A", "B", "C", "D").
       ca_file: certificates (PEM) that the services' ones come from, or "system"; empty: plain text.

@@ -121,8 +121,8 @@ def _add_slots(parser: argparse.ArgumentParser) -> None:
         "--slots",
         type=_slots,
         # One more than processors: while the server takes leave of one run, another computes.
-        default=(os.cpu_count() or 1) + 1,
-        help="runs that compute at the same time (default: processors + 1)",
+        default=(os.cpu_count() or 1) + 2,
+        help="runs that compute at the same time (default: processors + 2)",
     )
     parser.add_argument(
         "--min-tier", choices=_MIN_TIERS, default="B", help="refuse weaker isolation (README.md)"

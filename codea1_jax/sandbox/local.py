@@ -15,7 +15,7 @@ def local_service(
     The service ends with the block, and also if this process is killed.
 
     Args:
-      slots: runs at the same time; None: one more than processors.
+      slots: runs at the same time; None: two more than processors.
       min_tier: refuse weaker isolation than this ("A", "B", "D"; sandbox_service/README.md).
       tier: take exactly this tier; "": the strongest that works.
 
