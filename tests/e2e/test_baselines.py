@@ -6,7 +6,7 @@ import pathlib
 import pytest
 
 from codea1_jax import cli
-from codea1_jax.obs.metrics import read_jsonl
+from codea1_jax.obs.metrics import comparable, read_jsonl
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 NO_HOLD_OUT = "--gin.EvalConfig.suite=''"
@@ -57,6 +57,10 @@ def test_self_play_learns_from_both_roles_answers(small_run, tmp_path):
         (group,) = row["verdicts"]["suites"]
         assert len(group) == 4
         assert all(suite["targets"] == [0, 1, 2, 3] for suite in group)
+
+    flags += ["--gin.RoleConfig.offload_optimizer=True", "--gin.RoleConfig.offload_reference=True"]
+    again = run(small_run, tmp_path / "host", "self_play", "--gin.TrainConfig.num_steps=2", *flags)
+    assert list(map(comparable, again)) == list(map(comparable, rows))
 
 
 def test_base_only_evaluates(small_run, tmp_path):
