@@ -174,11 +174,12 @@ def test_idle_state_goes_to_the_host_before_a_larger_slice_is_asked_for(roomy):
     """An optimizer's step that does not fit beside the other role's moments."""
     plan = roomy[0].plan
     moments, reference = plan.role("coder").moment_bytes, plan.held["reference"]
-    (update,) = [e for e in roomy[0].estimates if e.phase.name == "coder optimizer"]
+    by_name = {one.phase.name: one for one in roomy[0].estimates}
 
-    def advice(excess: int, *bindings: str) -> tuple[str, str, str]:
+    def advice(excess: int, *bindings: str, phase: str = "optimizer") -> tuple[str, str, str]:
         changed = Plan(small_config(*bindings), jax.devices())
-        limit = dataclasses.replace(update, limit_bytes=update.total_bytes - excess)
+        one = by_name[f"coder {phase}"]
+        limit = dataclasses.replace(one, limit_bytes=one.total_bytes - excess)
         (found,) = advise(changed, [limit], CHIP)
         return found.key, found.current, found.proposed
 
@@ -190,6 +191,14 @@ def test_idle_state_goes_to_the_host_before_a_larger_slice_is_asked_for(roomy):
     # Its own moments are the arguments of the update: a smaller type is what is left for them.
     assert advice(moments // 4, *OFFLOAD)[0] == "OptimizerConfig.mu_dtype"
     assert advice(moments // 4 + 1, *OFFLOAD)[0] == "--topology"
+
+    # A phase with a setting of its own changes that, unless most of its memory is what idles.
+    few = by_name["coder gradients"]
+    assert sum(few.phase.resident.values()) < few.program_bytes
+    assert advice(moments, phase="gradients")[0] == "LearnerConfig.micro_batch_tokens"
+    crowded = dataclasses.replace(few.phase, resident={"others": 2 * few.program_bytes})
+    by_name["coder gradients"] = dataclasses.replace(few, phase=crowded)
+    assert advice(moments, phase="gradients") == to_host
 
 
 def test_extra_batches_count_for_the_rollouts_only(roomy):
