@@ -10,7 +10,7 @@ from sandbox_service import launch
 def local_service(
     *, slots: int | None = None, min_tier: str = "B", tier: str = ""
 ) -> Iterator[str]:
-    """Starts the service as its own process on a free loopback port and yields its address.
+    """Starts the service as its own process, reached by this user alone, and yields its address.
 
     The service ends with the block, and also if this process is killed.
 

@@ -7,6 +7,7 @@ import json
 import pathlib
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -19,7 +20,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from codea1_jax.sandbox.client import SandboxClient
 from codea1_jax.sandbox.verdict import Call, Run, RunStatus
-from sandbox_service import codec, launch, limits
+from sandbox_service import codec, limits
 from sandbox_service.channel import Security, open_channel
 from sandbox_service.proto import sandbox_pb2 as pb
 from sandbox_service.proto import sandbox_pb2_grpc as pb_grpc
@@ -475,8 +476,8 @@ def test_unix_socket(tmp_path: pathlib.Path) -> None:
 def test_metrics_and_logs_show_everything_but_programs(tmp_path: pathlib.Path) -> None:
     """The log of a service for strangers' code must not become a copy of it."""
     port_file = tmp_path / "port"
-    with launch.service_process(slots=1) as probe:
-        metrics_port = probe.rpartition(":")[2]  # free in a moment
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        metrics_port = probe.getsockname()[1]  # free in a moment
     options = ("--metrics-address", f"127.0.0.1:{metrics_port}", "--port-file", str(port_file))
     options += ("--log-level", "info", "--log-format", "json")
     with _service(*options) as (address, process):

@@ -7,6 +7,7 @@ import pathlib
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -358,12 +359,8 @@ def _children(pid: int) -> list[int]:
 def _service_pid(address: str) -> int:
     """The process that listens; every test service is a child of this one."""
     for pid in _children(os.getpid()):
-        command = pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"sandbox_service.cli" in command:
-            port = address.rpartition(":")[2]
-            folder = command.split(b"\0")[command.split(b"\0").index(b"--port-file") + 1]
-            if pathlib.Path(folder.decode()).read_text().strip() == port:
-                return pid
+        if address.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0"):
+            return pid
     raise AssertionError(f"no service process for {address}")
 
 
@@ -593,6 +590,25 @@ def _footprint(pid: int) -> dict[str, int]:
         "zombies": states.count("Z"),
         "mounts": len(pathlib.Path(f"/proc/{pid}/mounts").read_text().splitlines()),
     }
+
+
+def test_own_service_is_for_its_user(service: str) -> None:
+    """Whoever can reach it without a token uses up the trainer's slots."""
+    socket = pathlib.Path(service.removeprefix("unix:"))
+    assert socket.is_socket()
+    assert socket.parent.stat().st_mode & 0o077 == 0
+
+
+def test_own_service_where_no_socket_can_be(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path of a socket has at most 107 bytes; folders of jobs on a cluster are often longer."""
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    with local_service(slots=1) as address, SandboxClient(address) as client:
+        assert address.startswith("127.0.0.1:")
+        assert client.info()["slots"] == 1
 
 
 def test_service_dies_with_its_parent() -> None:
