@@ -110,7 +110,8 @@ class _Bench:
         if rows not in self.roofs:
             view = engine.view(self.params, policy_version=0)
             prefill_tokens = self.options.context - new_tokens
-            self.roofs[rows] = roofline.measure(self.model, view, rows, prefill_tokens)
+            roof = roofline.measure(self.model, view, stats.loops[0].rows, prefill_tokens)
+            self.roofs[rows] = dataclasses.replace(roof, rows=rows)
         is_whole = sweep == "group"
         seconds = stats.decode_s + is_whole * stats.prefill_s
         roof_s = self.roofs[rows].seconds(stats.num_tokens, is_whole * stats.num_prefill_tokens)

@@ -37,7 +37,7 @@ class RolloutConfig:
 
     Attributes:
       prompt_buckets: prompts are padded to the next of these; the largest is the limit.
-      rows: samples that decode at a time; divisible by the mesh's data x fsdp.
+      rows: samples that decode at a time; divisible by the mesh's data x fsdp. At least 2 on CPU.
       prefill_rows: prompts that are prefilled at a time, at most; rounded up to the mesh's data x
         fsdp. On CPU a prefill of some hundred tokens runs faster per token than a larger one.
       min_rows: the smallest decode program that leftovers of a batch move to.
@@ -86,10 +86,17 @@ class RolloutEngine:
         self._model = model
         self._config = config
         self._pad_id = pad_id
-        self._buckets = Buckets.halved(
-            config.prompt_buckets, config.rows, config.min_rows, config.prefill_rows, multiple
-        )
         self._programs = shared_programs(model, mesh, pad_id, config.decode_chunk)
+        # A step of one row takes four times as long as one of two on CPU: XLA multiplies a matrix
+        # with a vector in another way.
+        least = 2 if self._programs.reads_all_slots and multiple == 1 else 1
+        self._buckets = Buckets.halved(
+            config.prompt_buckets,
+            max(config.rows, least),
+            max(config.min_rows, least),
+            config.prefill_rows,
+            multiple,
+        )
         self._view: Params | None = None
         self._view_source: tuple[int, list[weakref.ref[jax.Array]]] | None = None
         self.stats = RolloutStats()  # of the latest `generate`
@@ -112,8 +119,8 @@ class RolloutEngine:
     def warm_up(self, sampling: SamplingParams) -> None:
         """Compiles every program that `generate` can need with this method and length limit."""
         method = Method.from_params(sampling, self._model.config.vocab_size)
-        lengths = self.cache_lengths(sampling)
-        self._programs.warm_up(self._buckets, lengths, method, len(padded_stops(sampling)))
+        responses = self._responses(sampling)
+        self._programs.warm_up(self._buckets, responses, method, len(padded_stops(sampling)))
 
     def release(self) -> None:
         """Frees the copy of the weights; the next `generate` makes a new one."""
@@ -169,7 +176,7 @@ class RolloutEngine:
         view = self.view(params, policy_version)
         run = RolloutRun(
             self._programs, self._buckets, view, groups, sampling, method, policy_version,
-            self._pad_id, self.cache_lengths(sampling), stats,
+            self._pad_id, self._responses(sampling), stats,
         )  # fmt: skip
         for sample in run.samples():
             stats.compile_s = self._programs.compile_s - compiled_before
@@ -178,9 +185,13 @@ class RolloutEngine:
 
     def cache_lengths(self, sampling: SamplingParams) -> list[int]:
         """Slots that a row needs for each prompt bucket."""
-        chunk = self._config.decode_chunk
-        response = -(-sampling.max_new_tokens // chunk) * chunk
-        return [bucket + response for bucket in self._buckets.prompts]
+        return scheduler.cache_lengths(self._buckets, self._responses(sampling))[-1]
+
+    def _responses(self, sampling: SamplingParams) -> list[int]:
+        """Tokens of a sample that a cache has room for, at first and in the end."""
+        tokens, chunk = sampling.max_new_tokens, self._config.decode_chunk
+        limits = (-(-tokens // 2), tokens) if self._programs.reads_all_slots else (tokens,)
+        return sorted({-(-limit // chunk) * chunk for limit in limits})
 
     def view(self, params: Params, policy_version: int) -> Params:
         """The weights as the programs want them, made anew unless these very arrays were seen.

@@ -8,9 +8,11 @@ never a silent recompilation. Small results come back replicated: every host can
 | view    | weights as the sampler wants them: compute dtype, whole on every data-parallel replica |
 | prefill | prompts [Q P] -> each prompt's keys and values |
 | empty   | a cache for `rows` samples |
+| scratch | on CPU: memory for a step's logits, kept from loop to loop |
 | insert  | copies one prompt's keys and values to the slots of its samples, in place |
 | decode  | up to `chunk` tokens for all rows in one device loop, the cache updated in place |
 | shrink  | moves a cache to fewer rows or to fewer slots a row |
+| grow    | moves a cache to more slots a row |
 
 A cache has one form for its whole life, chosen by the devices of the mesh and not by the host that
 compiles: a list of layers on CPU, all layers stacked elsewhere (and on CPU with a tensor axis).
@@ -39,7 +41,7 @@ from codea1_jax.models.sharding import (
 )
 from codea1_jax.rollout import sampling as sampling_lib
 from codea1_jax.rollout.sampling import Draw, Method
-from codea1_jax.rollout.scheduler import Buckets, is_worth_moving
+from codea1_jax.rollout.scheduler import Buckets, cache_lengths, is_worth_moving
 from codea1_jax.typing import Array, Params
 
 Program = Callable[..., Any]
@@ -108,10 +110,10 @@ class Programs:
         self._model = model
         self._mesh = mesh
         self._pad_id = pad_id
-        self._chunk = chunk
+        self.chunk = chunk
         self._compiled: dict[tuple[Any, ...], Program] = {}
         self._is_fused = mesh.devices.flat[0].platform == "cpu" and mesh.shape["tensor"] == 1
-        self._num_row_shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
+        self.num_row_shards = math.prod(mesh.shape[axis] for axis in RULES["batch"])
         self._decode_view = functools.partial(model.decode_view, fused=self._is_fused)
         abstract_view = jax.eval_shape(self._decode_view, model.abstract_params())
         self._view_shardings = self._shardings_of_view(abstract_view)
@@ -121,6 +123,11 @@ class Programs:
             self._view_shardings,
         )
         self.compile_s = 0.0
+
+    @property
+    def reads_all_slots(self) -> bool:
+        """A decode step costs what the cache is long, not what its rows hold."""
+        return self._is_fused
 
     @property
     def count(self) -> int:
@@ -179,6 +186,16 @@ class Programs:
             ("empty", num_rows, cache_length), lambda: jax.jit(run, out_shardings=shardings)
         )
 
+    def scratch(self, num_rows: int) -> Program:
+        """() -> what `decode` takes and gives back as `scratch`."""
+        abstract = self._scratch(num_rows)
+        shardings = tuple(leaf.sharding for leaf in abstract)
+
+        def run() -> tuple[Array, ...]:
+            return tuple(jnp.zeros(leaf.shape, leaf.dtype) for leaf in abstract)
+
+        return self._get(("scratch", num_rows), lambda: jax.jit(run, out_shardings=shardings))
+
     def insert(self, num_rows: int, cache_length: int, prompt_length: int) -> Program:
         """(cache, a prompt's cache of one row, slots i32[B], count i32) -> cache, in place.
 
@@ -210,31 +227,52 @@ class Programs:
         )
 
     def shrink(self, before: CacheShape, after: CacheShape) -> Program:
-        """(cache, old row of each new one i32[after.rows]) -> cache of the smaller shape."""
+        """(cache, old row of each new one i32[after.rows]) -> cache of the smaller shape.
 
+        Every row stays on its device: the new rows of one are taken from its own old ones.
+        """
         shardings = self._cache(*after)[1]
-        take = functools.partial(_take_rows, shards=self._num_row_shards)
-        if self._num_row_shards > 1:
-            specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
-            take = jax.shard_map(take, in_specs=(specs, P()), out_specs=specs, check_vma=False)
+        specs = jax.tree.map(lambda sharding: sharding.spec, shardings)
+        old_share = before.rows // self.num_row_shards
 
-        def run(cache: Cache, old: Array) -> Cache:
-            return take(jax.tree.map(lambda rows: rows[:, :, : after.length], cache), old)
+        def take(cache: Cache, old: Array) -> Cache:
+            shorter = jax.tree.map(lambda rows: rows[:, :, : after.length], cache)
+            return jax.tree.map(lambda rows: jnp.take(rows, old % old_share, axis=0), shorter)
 
+        local = jax.shard_map(take, in_specs=(specs, P(RULES["batch"])), out_specs=specs)
         return self._get(
             ("shrink", before, after),
+            lambda: jax.jit(local, out_shardings=shardings),
+            self._cache(*before)[0],
+            self._rows((after.rows,), _I32),
+        )
+
+    def grow(self, before: CacheShape, cache_length: int) -> Program:
+        """(cache) -> cache of the same rows with `cache_length` slots each."""
+        shardings = self._cache(before.rows, cache_length)[1]
+        added = cache_length - before.length
+
+        def lengthen(rows: Array) -> Array:
+            new = jnp.zeros((*rows.shape[:2], added, *rows.shape[3:]), rows.dtype)
+            return jnp.concatenate([rows, new], axis=2)  # twice as fast as jnp.pad on CPU
+
+        def run(cache: Cache) -> Cache:
+            return jax.tree.map(lengthen, cache)
+
+        return self._get(
+            ("grow", before, cache_length),
             lambda: jax.jit(run, out_shardings=shardings),
             self._cache(*before)[0],
-            self._same((after.rows,), _I32),
         )
 
     def decode(self, shape: DecodeShape) -> Program:
-        """(view, cache, state, temperature, top_p, limit i32, stops i32[num_stops]) -> results.
+        """(view, cache, state, temperature, top_p, limit i32, stops i32[num_stops], scratch).
 
-        Results: (cache, number of steps run, Draw of [B chunk]). The loop ends early when every row
-        has drawn a stop token or `limit` tokens. Unused entries of `stops` are -1.
+        Gives (cache, number of steps run, Draw of [B chunk], scratch). The loop ends early when
+        every row has drawn a stop token or `limit` tokens. Unused entries of `stops` are -1.
         """
-        rows, chunk, pad_id = shape.cache.rows, self._chunk, self._pad_id
+        rows, chunk, pad_id = shape.cache.rows, self.chunk, self._pad_id
+        scratch = self._scratch(rows)
 
         def run(
             view: Params,
@@ -244,9 +282,10 @@ class Programs:
             top_p: Array,
             limit: Array,
             stops: Array,
-        ) -> tuple[Cache, Array, Draw]:
+            scratch: tuple[Array, ...],
+        ) -> tuple[Cache, Array, Draw, tuple[Array, ...]]:
             def step(carry: tuple[Any, ...]) -> tuple[Any, ...]:
-                i, state, cache, drawn = carry
+                i, state, cache, drawn, scratch = carry
                 hidden, cache = self._model.decode(view, state.token, state.position, cache)
                 logits = self._model.vocab_first_logits(view, hidden)
                 new = sampling_lib.draw(
@@ -268,7 +307,7 @@ class Programs:
                     is_done=state.is_done | is_stop | (index >= limit),
                     key_data=state.key_data,
                 )
-                return i + 1, state, cache, drawn
+                return i + 1, state, cache, drawn, (logits,) if scratch else ()
 
             def is_running(carry: tuple[Any, ...]) -> Array:
                 i, state, *_ = carry
@@ -279,15 +318,18 @@ class Programs:
                 jnp.zeros((chunk, rows), _F32),
                 jnp.zeros((chunk, rows), _F32),
             )
-            carry = (jnp.zeros((), _I32), state, cache, start)
-            num_steps, _, cache, drawn = jax.lax.while_loop(is_running, step, carry)
-            return cache, num_steps, jax.tree.map(jnp.transpose, drawn)
+            carry = (jnp.zeros((), _I32), state, cache, start, scratch)
+            num_steps, _, cache, drawn, scratch = jax.lax.while_loop(is_running, step, carry)
+            return cache, num_steps, jax.tree.map(jnp.transpose, drawn), scratch
 
         cache, cache_sharding = self._cache(*shape.cache)
+        scratch_sharding = tuple(leaf.sharding for leaf in scratch)
         return self._get(
             ("decode", shape),
             lambda: jax.jit(
-                run, donate_argnums=1, out_shardings=(cache_sharding, self._whole, self._whole)
+                run,
+                donate_argnums=(1, 7),
+                out_shardings=(cache_sharding, self._whole, self._whole, scratch_sharding),
             ),
             self._abstract_view,
             cache,
@@ -302,31 +344,36 @@ class Programs:
             self._same((), _F32),
             self._same((), _I32),
             self._same((shape.num_stops,), _I32),
+            scratch,
         )
 
     def warm_up(
-        self, buckets: Buckets, cache_lengths: Sequence[int], method: Method, num_stops: int
+        self, buckets: Buckets, responses: Sequence[int], method: Method, num_stops: int
     ) -> None:
         """Compiles every program that requests with these buckets can need.
 
         Args:
-          cache_lengths: one per prompt bucket.
+          responses: as `scheduler.SlotBook` takes them.
         """
         for rows in buckets.prefill:
             for prompt_length in buckets.prompts:
                 self.prefill(rows, prompt_length)
         for r, rows in enumerate(buckets.slots):
-            for i, length in enumerate(cache_lengths):
-                shape = CacheShape(rows, length)
-                self.empty(*shape)
-                self.decode(DecodeShape(shape, method, num_stops))
-                for prompt_length in buckets.prompts[: i + 1]:
-                    self.insert(*shape, prompt_length)
-                if r > 0:
-                    self.shrink(shape, CacheShape(buckets.slots[r - 1], length))
-                for shorter in cache_lengths[:i]:
-                    if is_worth_moving(length, shorter):
-                        self.shrink(shape, CacheShape(rows, shorter))
+            self.scratch(rows)
+            for response, lengths in zip(responses, cache_lengths(buckets, responses)):
+                for i, length in enumerate(lengths):
+                    shape = CacheShape(rows, length)
+                    self.empty(*shape)
+                    self.decode(DecodeShape(shape, method, num_stops))
+                    for prompt_length in buckets.prompts[: i + 1]:
+                        self.insert(*shape, prompt_length)
+                    if r > 0:
+                        self.shrink(shape, CacheShape(buckets.slots[r - 1], length))
+                    for shorter in lengths[:i]:
+                        if is_worth_moving(length, shorter):
+                            self.shrink(shape, CacheShape(rows, shorter))
+                    if response < responses[-1]:
+                        self.grow(shape, length + responses[-1] - response)
 
     def _get(self, key: tuple[Any, ...], build: Callable[[], Any], *args: Any) -> Program:
         if key not in self._compiled:
@@ -365,6 +412,18 @@ class Programs:
         leaf = jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
         return KVCache(leaf, leaf), KVCache(sharding, sharding)
 
+    def _scratch(self, num_rows: int) -> tuple[jax.ShapeDtypeStruct, ...]:
+        """Logits [V B] on CPU, else nothing.
+
+        XLA's CPU backend takes a program's temporary memory anew in every call, and 64 rows of
+        logits are 10,000 pages that the kernel has to clear: 2 % of a loop of 4 tokens.
+        """
+        if not self._is_fused:
+            return ()
+        sharding = NamedSharding(self._mesh, P(None, *batch_sharding(self._mesh).spec))
+        shape = (self._model.config.vocab_size, num_rows)
+        return (jax.ShapeDtypeStruct(shape, _F32, sharding=sharding),)
+
     def _shardings_of_view(self, abstract_view: Params) -> Params:
         """Split over `tensor` only: weights split over `fsdp` would be gathered for every token."""
         if self._is_fused:
@@ -379,30 +438,3 @@ class Programs:
 
 def _row(cache: Cache, index: int) -> Cache:
     return jax.tree.map(lambda rows: rows[index : index + 1], cache)
-
-
-def _take_rows(cache: Cache, old: Array, *, shards: int) -> Cache:
-    """Rows `old` of a cache, in that order; with several shards, inside shard_map.
-
-    Row after row is sent from the shard that has it to the one that wants it. A plain gather along
-    a split axis makes XLA put together the whole result on every device, in float32.
-    """
-    if shards == 1:
-        return jax.tree.map(lambda rows: jnp.take(rows, old, axis=0), cache)
-    axes = RULES["batch"]
-    here = jax.lax.axis_index(axes)
-
-    def take(rows: Array) -> Array:
-        size, new_size = rows.shape[0], old.shape[0] // shards
-        at = functools.partial(jax.lax.dynamic_slice_in_dim, slice_size=1)
-
-        def move(i: Array, new: Array) -> Array:
-            row = jnp.where(old[i] // size == here, at(rows, old[i] % size), 0)
-            row = jax.lax.psum(row, axes)
-            row = jnp.where(i // new_size == here, row, at(new, i % new_size))
-            return jax.lax.dynamic_update_slice_in_dim(new, row, i % new_size, 0)
-
-        new = jnp.zeros((new_size, *rows.shape[1:]), rows.dtype)
-        return jax.lax.fori_loop(0, old.shape[0], move, new)
-
-    return jax.tree.map(take, cache)

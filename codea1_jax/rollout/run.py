@@ -12,7 +12,7 @@ from codea1_jax.models.attention import Cache
 from codea1_jax.rollout.programs import CacheShape, DecodeShape, DecodeState, Programs
 from codea1_jax.rollout.sampling import Method, request_key
 from codea1_jax.rollout.scheduler import Admission, Buckets, PromptBlock, SlotBook
-from codea1_jax.rollout.types import GroupRequest, Sample, SamplingParams
+from codea1_jax.rollout.types import FinishReason, GroupRequest, Sample, SamplingParams
 from codea1_jax.typing import Params
 
 # Stop tokens are an input of the decode program, padded to a multiple of this.
@@ -74,7 +74,7 @@ class RolloutRun:
     """A cache, the samples in its rows, and the tokens drawn so far.
 
     Args:
-      cache_lengths: the cache length that each prompt bucket needs.
+      responses: as `SlotBook` takes them.
     """
 
     def __init__(
@@ -87,7 +87,7 @@ class RolloutRun:
         method: Method,
         policy_version: int,
         pad_id: int,
-        cache_lengths: Sequence[int],
+        responses: Sequence[int],
         stats: RolloutStats,
     ):
         self._programs = programs
@@ -98,11 +98,12 @@ class RolloutRun:
         self._policy_version = policy_version
         self._pad_id = pad_id
         self._stats = stats
-        self._book = SlotBook(groups, buckets, cache_lengths)
+        self._book = SlotBook(groups, buckets, responses, programs.num_row_shards)
         self._temperature = np.float32(sampling.temperature or 1.0)
         self._top_p = np.float32(sampling.top_p)
         self._stops = padded_stops(sampling)
         self._cache: Cache | None = None
+        self._scratch: tuple[jax.Array, ...] = ()
         rows = len(self._book.slots)
         self._state = self._empty_state(rows)
         self._drawn: list[list[tuple[np.ndarray, ...]]] = [[] for _ in range(rows)]
@@ -112,8 +113,10 @@ class RolloutRun:
     def samples(self) -> Iterator[Sample]:
         if self._book.has_work:
             self._cache = self._programs.empty(*self._shape)()
+            self._scratch = self._programs.scratch(self._shape.rows)()
         while self._book.has_work:
             self._fill()
+            self._grow()
             yield from self._decode()
             self._shrink()
 
@@ -174,15 +177,26 @@ class RolloutRun:
             self._cache = insert(self._cache, self._prompts[source], padded, np.int32(len(slots)))
         self._stats.prefill_s += time.perf_counter() - start
 
+    def _grow(self) -> None:
+        """Makes room for the tokens of the next loop."""
+        before = self._shape
+        most = max(int(self._state.index[occupant.slot]) for occupant in self._book.live)
+        if self._book.grow(most + self._programs.chunk) is not None:
+            program = self._programs.grow(before, self._book.cache_length)
+            start = time.perf_counter()
+            self._cache = program(self._cache)
+            self._stats.decode_s += time.perf_counter() - start
+
     def _decode(self) -> Iterator[Sample]:
         """One loop on the device; yields the samples that finished in it."""
         rows, live = len(self._book.slots), self._book.live
         program = self._programs.decode(DecodeShape(self._shape, self._method, len(self._stops)))
         start = time.perf_counter()
         limit = np.int32(self._sampling.max_new_tokens)
-        self._cache, num_steps, draw = program(
-            self._view, self._cache, self._state, self._temperature, self._top_p, limit, self._stops
-        )
+        self._cache, num_steps, draw, self._scratch = program(
+            self._view, self._cache, self._state, self._temperature, self._top_p, limit,
+            self._stops, self._scratch,
+        )  # fmt: skip
         steps, tokens, logp, kept_mass = jax.device_get(
             (num_steps, draw.token, draw.logp, draw.kept_mass)
         )
@@ -190,32 +204,37 @@ class RolloutRun:
         self._stats.num_row_steps += int(steps) * rows
         own_s = self._stats.prefill_s + self._stats.decode_s
         self._stats.loops.append(Loop(own_s, len(live), rows))
-        for admission in live:
-            slot = admission.slot
-            before = int(self._state.index[slot])
-            sample = self._collect(
-                admission, tokens[slot, :steps], logp[slot, :steps], kept_mass[slot, :steps]
-            )
-            self._stats.num_live_row_steps += int(self._state.index[slot]) - before
-            if sample is not None:
-                yield sample
-
-    def _collect(
-        self, admission: Admission, tokens: np.ndarray, logp: np.ndarray, kept_mass: np.ndarray
-    ) -> Sample | None:
-        """Adds new tokens up to a stop token or the limit; the sample if that finished it."""
-        slot, group = admission.slot, self._groups[admission.group]
-        tokens = tokens[: self._sampling.max_new_tokens - int(self._state.index[slot])]
-        stops = np.flatnonzero(np.isin(tokens, self._stops))
-        if stops.size:
-            tokens = tokens[: stops[0] + 1]
-        self._drawn[slot].append((tokens, logp[: len(tokens)], kept_mass[: len(tokens)]))
-        self._state.index[slot] += len(tokens)
-        self._state.token[slot] = tokens[-1]
+        slots = np.array([admission.slot for admission in live])
+        counts, is_stopped = self._count(tokens[slots, :steps], self._state.index[slots])
+        self._state.index[slots] += counts
         # The last token is not in the cache yet; the next loop starts by writing it.
-        self._state.position[slot] = len(group.prompt) + self._state.index[slot] - 1
-        if not stops.size and self._state.index[slot] < self._sampling.max_new_tokens:
-            return None
+        self._state.token[slots] = tokens[slots, counts - 1]
+        self._state.position[slots] += counts
+        self._stats.num_live_row_steps += int(counts.sum())
+        for admission, count, has_stopped in zip(live, counts, is_stopped):
+            slot = admission.slot
+            self._drawn[slot].append(
+                (tokens[slot, :count], logp[slot, :count], kept_mass[slot, :count])
+            )
+            if has_stopped or self._state.index[slot] == limit:
+                yield self._finish(admission, "stop" if has_stopped else "length")
+
+    def _count(self, tokens: np.ndarray, before: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """How many of the new `tokens` [B steps] count, and whether a stop token is the last.
+
+        Args:
+          before: tokens that each row had.
+        """
+        num_steps = tokens.shape[1]
+        is_stop = np.isin(tokens, self._stops)
+        stop = np.where(is_stop.any(axis=1), is_stop.argmax(axis=1), num_steps)
+        room = np.minimum(num_steps, self._sampling.max_new_tokens - before)
+        counts = np.minimum(stop + 1, room)
+        return counts, stop < counts
+
+    def _finish(self, admission: Admission, reason: FinishReason) -> Sample:
+        """Frees the slot of a sample whose last token has been drawn."""
+        slot, group = admission.slot, self._groups[admission.group]
         columns = [np.concatenate(parts) for parts in zip(*self._drawn[slot])]
         if not np.isfinite(columns[1]).all():
             raise FloatingPointError(
@@ -236,7 +255,7 @@ class RolloutRun:
             tokens=columns[0],
             sampler_logp=columns[1],
             kept_mass=columns[2],
-            finish_reason="stop" if stops.size else "length",
+            finish_reason=reason,
             policy_version=self._policy_version,
         )
 
@@ -253,6 +272,8 @@ class RolloutRun:
             for slot, occupant in enumerate(self._book.slots):
                 self._state.is_done[slot] = occupant is None
             self._drawn = [self._drawn[slot] for slot in old]
+            if self._shape.rows < before.rows:
+                self._scratch = self._programs.scratch(self._shape.rows)()
             self._stats.decode_s += time.perf_counter() - start
             before = self._shape
 

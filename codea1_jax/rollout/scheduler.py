@@ -7,7 +7,11 @@ function of the requests; the tokens do not depend on it at all.
 
 Longest prompts go first. Their answers tend to be the longest, so the tail is short; and once the
 last long prompt is done, the cache moves to fewer slots a row. When nothing waits any more, the
-live rows move to fewer rows: a decode step's cost falls with both.
+live rows move to fewer rows: a decode step's cost falls with both. For the same reason samples that
+start together may start with room for half of their tokens.
+
+Rows are split over devices, each holding as many neighbouring slots. A sample never leaves its
+device, so new samples go to the device with the fewest.
 """
 
 import collections
@@ -135,7 +139,7 @@ class Admission:
 
 @dataclasses.dataclass(frozen=True)
 class Move:
-    """The cache becomes smaller: row i of the new one was row `old[i]`."""
+    """The cache changes its shape: row i of the new one was row `old[i]`."""
 
     cache_length: int
     old: tuple[int, ...]
@@ -146,6 +150,19 @@ def is_worth_moving(length: int, shorter: int) -> bool:
     return 4 * shorter <= 3 * length
 
 
+def cache_lengths(buckets: Buckets, responses: Sequence[int]) -> list[list[int]]:
+    """Cache lengths by response length and prompt bucket; of the first half, those that pay."""
+    full = responses[-1]
+    return [
+        [
+            bucket + response
+            for bucket in buckets.prompts
+            if response == full or is_worth_moving(bucket + full, bucket + response)
+        ]
+        for response in responses
+    ]
+
+
 class SlotBook:
     """Which sample occupies which slot, and what waits.
 
@@ -154,21 +171,33 @@ class SlotBook:
       cache_length: slots of the cache in each row.
 
     Args:
-      cache_lengths: the length that each prompt bucket needs.
+      responses: tokens of a sample that the cache has room for: all of them or, before that, what
+        a cache can start with.
+      num_shards: devices, or groups of them, that the slots are split over.
     """
 
     def __init__(
-        self, groups: Sequence[GroupRequest], buckets: Buckets, cache_lengths: Sequence[int]
+        self,
+        groups: Sequence[GroupRequest],
+        buckets: Buckets,
+        responses: Sequence[int],
+        num_shards: int = 1,
     ):
         self._groups = groups
+        self._num_shards = num_shards
         self._buckets = buckets
-        self._length_of = dict(zip(buckets.prompts, cache_lengths, strict=True))
+        self._full_response = responses[-1]
+        self._response = self._full_response
         self._blocks = collections.deque(plan_blocks(groups, buckets))
         self._waiting: collections.deque[tuple[int, int, int]] = collections.deque()
         num_samples = sum(group.num_samples for group in groups)
         self.slots: list[Admission | None]
         self.slots = [None] * smallest_at_least(buckets.slots, num_samples)
         self.cache_length = self._needed_length()
+        shorter = self.cache_length - self._full_response + responses[0]
+        # Samples that wait for a slot are behind the others: soon one needs the full length.
+        if num_samples <= len(self.slots) and is_worth_moving(self.cache_length, shorter):
+            self._response, self.cache_length = responses[0], shorter
 
     @property
     def live(self) -> list[Admission]:
@@ -199,42 +228,72 @@ class SlotBook:
     def admit(self) -> list[Admission]:
         """Moves waiting samples of the current block into free slots."""
         admitted = []
-        for slot, occupant in enumerate(self.slots):
-            if occupant is None and self._waiting:
-                admission = Admission(slot, *self._waiting.popleft())
-                self.slots[slot] = admission
-                admitted.append(admission)
+        live = [len(occupants) for occupants in self._by_shard()]
+        free = [slot for slot, occupant in enumerate(self.slots) if occupant is None]
+        while free and self._waiting:
+            slot = min(free, key=lambda slot: (live[self._shard(slot)], slot))
+            free.remove(slot)
+            live[self._shard(slot)] += 1
+            self.slots[slot] = admission = Admission(slot, *self._waiting.popleft())
+            admitted.append(admission)
         return admitted
 
     def release(self, slot: int) -> None:
         self.slots[slot] = None
 
+    def grow(self, response: int) -> Move | None:
+        """To the full length, if a sample needs room for `response` tokens and has less."""
+        if response <= self._response:
+            return None
+        self.cache_length += self._full_response - self._response
+        self._response = self._full_response
+        return Move(self.cache_length, tuple(range(len(self.slots))))
+
     def shrink(self) -> Move | None:
         """One step to a smaller cache, if what is left fits in it; call until it gives None.
 
-        To the next smaller number of rows once nothing waits, or to a much shorter length. Rows of
-        the new cache without a sample repeat row 0.
+        To the next smaller number of rows once nothing waits and each device's samples fit its new
+        share, or to a much shorter length. Rows of the new cache without a sample repeat another.
         """
         if not self.has_work:
             return None
-        live, buckets = self.live, self._buckets
-        rows = buckets.slots.index(len(self.slots))
-        is_draining = not self._blocks and not self._waiting
-        if is_draining and rows > 0 and len(live) <= buckets.slots[rows - 1]:
-            size = buckets.slots[rows - 1]
-            old = [occupant.slot for occupant in live]
-            self.slots = [dataclasses.replace(occupant, slot=i) for i, occupant in enumerate(live)]
-            self.slots += [None] * (size - len(live))
-            return Move(self.cache_length, tuple(old + [0] * (size - len(old))))
+        sizes = self._buckets.slots
+        rows = sizes.index(len(self.slots))
+        if not self._blocks and not self._waiting and rows > 0:
+            by_shard, share = self._by_shard(), sizes[rows - 1] // self._num_shards
+            if max(map(len, by_shard)) <= share:
+                return self._take(by_shard, share)
         needed = self._needed_length()
         if is_worth_moving(self.cache_length, needed):
             self.cache_length = needed
             return Move(needed, tuple(range(len(self.slots))))
         return None
 
+    def _take(self, by_shard: list[list[Admission]], share: int) -> Move:
+        old: list[int] = []
+        slots: list[Admission | None] = []
+        for shard, occupants in enumerate(by_shard):
+            for occupant in occupants:
+                slots.append(dataclasses.replace(occupant, slot=len(slots)))
+                old.append(occupant.slot)
+            num_free = share - len(occupants)
+            slots += [None] * num_free
+            old += [shard * (len(self.slots) // self._num_shards)] * num_free
+        self.slots = slots
+        return Move(self.cache_length, tuple(old))
+
+    def _shard(self, slot: int) -> int:
+        return slot // (len(self.slots) // self._num_shards)
+
+    def _by_shard(self) -> list[list[Admission]]:
+        by_shard: list[list[Admission]] = [[] for _ in range(self._num_shards)]
+        for occupant in self.live:
+            by_shard[self._shard(occupant.slot)].append(occupant)
+        return by_shard
+
     def _needed_length(self) -> int:
         left = [*self.live, *(Admission(-1, *waiting) for waiting in self._waiting)]
         lengths = [len(self._groups[admission.group].prompt) for admission in left]
         buckets = [block.prompt_bucket for block in self._blocks]
         buckets += [self._buckets.prompt_bucket(length) for length in lengths]
-        return self._length_of[max(buckets, default=self._buckets.prompts[0])]
+        return max(buckets, default=self._buckets.prompts[0]) + self._response

@@ -5,6 +5,8 @@ from typing import Literal
 
 import numpy as np
 
+FinishReason = Literal["stop", "length"]
+
 
 @dataclasses.dataclass(frozen=True)
 class SamplingParams:
@@ -53,5 +55,5 @@ class Sample:
     tokens: np.ndarray
     sampler_logp: np.ndarray
     kept_mass: np.ndarray
-    finish_reason: Literal["stop", "length"]
+    finish_reason: FinishReason
     policy_version: int

@@ -162,6 +162,18 @@ def test_tokens_do_not_depend_on_shapes_or_company(engine, plain, params, groups
     assert_same({key: plain[key] for key in fewer}, fewer)
 
 
+def test_a_cache_that_grows_and_one_row_draw_the_same(plain, params, groups):
+    """Room for the second half of the tokens must keep the first; a single row has an empty one."""
+    config = RolloutConfig((9,), rows=8, min_rows=1, decode_chunk=7)
+    engine = RolloutEngine(MODEL, single_mesh(), config, PAD)
+    together = collect(engine, params, [groups[0], groups[3]])
+    assert_same({key: plain[key] for key in together}, together)
+    assert any(name.startswith("grow") for name in engine.program_names())
+    one = collect(engine, params, [dataclasses.replace(groups[3], num_samples=1)])
+    assert_same({("r3", 0): plain["r3", 0]}, one)
+    assert {loop.rows for loop in engine.stats.loops} == {2}
+
+
 @pytest.mark.parametrize("sizes", [(2, 2, 2), (1, 2, 4)])
 def test_eight_devices_draw_the_same_tokens(plain, params, groups, sizes):
     """Sharding must not change the experiment. With tensor=4 two key/value heads don't divide."""

@@ -20,6 +20,7 @@ def make_groups(sizes):
     return [request(f"r{i}", length, samples) for i, (length, samples) in enumerate(sizes)]
 
 
+RESPONSE = 8
 LENGTHS = (16, 24, 40)  # of the cache, by prompt bucket
 
 GROUPS = st.lists(st.tuples(st.integers(1, 32), st.integers(1, 40)), max_size=30).map(make_groups)
@@ -64,7 +65,7 @@ def test_longest_prompts_go_first_in_full_prefills():
 def test_free_slots_are_filled_from_the_next_bucket():
     """Buckets that run one after another leave slots empty at the end of each."""
     groups = make_groups([(30, 10), (5, 10)])
-    book = SlotBook(groups, BUCKETS, LENGTHS)
+    book = SlotBook(groups, BUCKETS, [RESPONSE])
     assert (len(book.slots), book.cache_length) == (16, 40)
     assert book.next_block().groups == (0,)
     assert len(book.admit()) == 10
@@ -86,12 +87,40 @@ def test_free_slots_are_filled_from_the_next_bucket():
     assert [occupant.slot for occupant in book.live] == [0, 1, 2, 3]
 
 
+def test_devices_hold_as_many_samples_and_keep_their_own():
+    """A row that moves to another device is sent to all of them."""
+    book = SlotBook(make_groups([(5, 10)]), BUCKETS, [RESPONSE], num_shards=4)
+    book.next_block()
+    assert [admission.slot for admission in book.admit()] == [0, 4, 8, 12, 1, 5, 9, 13, 2, 6]
+    for slot in (5, 8):
+        book.release(slot)
+    assert book.shrink() is None  # the first device has three, of 8 rows it would have two
+    book.release(0)
+    assert book.shrink().old == (1, 2, 4, 6, 9, 8, 12, 13)
+    assert [occupant.slot for occupant in book.live] == [0, 1, 2, 3, 4, 6, 7]
+
+
+def test_samples_that_start_together_start_with_half_the_room():
+    """On CPU a step costs what the cache is long."""
+    book = SlotBook(make_groups([(5, 16)]), BUCKETS, [8, 16])
+    assert book.cache_length == 8 + 8
+    book.next_block()
+    book.admit()
+    assert book.grow(8) is None
+    assert book.grow(9).cache_length == 8 + 16
+    assert book.grow(16) is None
+    assert book.cache_length == 24
+    # One that has to wait would be behind; half of little is not worth a program.
+    assert SlotBook(make_groups([(5, 17)]), BUCKETS, [8, 16]).cache_length == 24
+    assert SlotBook(make_groups([(32, 16)]), BUCKETS, [8, 16]).cache_length == 48
+
+
 @settings(deadline=None)
-@given(GROUPS, st.randoms(use_true_random=False))
-def test_every_sample_gets_exactly_one_slot(groups, random):
+@given(GROUPS, st.randoms(use_true_random=False), st.sampled_from([1, 2, 4]))
+def test_every_sample_gets_exactly_one_slot(groups, random, num_shards):
     """Plays a whole rollout with random sample lengths."""
     seen = collections.Counter()
-    book = SlotBook(groups, BUCKETS, LENGTHS)
+    book = SlotBook(groups, BUCKETS, [RESPONSE], num_shards)
     content = [None] * len(book.slots)  # what the device would hold in each slot
     block = None
     while book.has_work:
@@ -121,6 +150,8 @@ def test_every_sample_gets_exactly_one_slot(groups, random):
         while (move := book.shrink()) is not None:
             assert len(move.old) in BUCKETS.slots
             assert move.cache_length in LENGTHS
+            before, after = len(content) // num_shards, len(move.old) // num_shards
+            assert all(old // before == new // after for new, old in enumerate(move.old))
             content = [content[slot] for slot in move.old]
             if len(content) > len(book.live):
                 occupied = {admission.slot for admission in book.live}
