@@ -236,10 +236,10 @@ class Programs:
         old_share = before.rows // self.num_row_shards
 
         def take(cache: Cache, old: Array) -> Cache:
-            shorter = jax.tree.map(lambda rows: rows[:, :, : after.length], cache)
-            return jax.tree.map(lambda rows: jnp.take(rows, old % old_share, axis=0), shorter)
+            return jax.tree.map(lambda rows: _take_rows(rows, old % old_share, after.length), cache)
 
-        local = jax.shard_map(take, in_specs=(specs, P(RULES["batch"])), out_specs=specs)
+        in_specs = (specs, P(RULES["batch"]))
+        local = jax.shard_map(take, in_specs=in_specs, out_specs=specs, check_vma=False)
         return self._get(
             ("shrink", before, after),
             lambda: jax.jit(local, out_shardings=shardings),
@@ -438,3 +438,14 @@ class Programs:
 
 def _row(cache: Cache, index: int) -> Cache:
     return jax.tree.map(lambda rows: rows[index : index + 1], cache)
+
+
+def _take_rows(rows: Array, old: Array, length: int) -> Array:
+    """Rows `old` and their first `length` slots, one by one: a gather needs as much memory again."""
+
+    def move(i: Array, new: Array) -> Array:
+        row = jax.lax.dynamic_slice_in_dim(rows, old[i], 1)[:, :, :length]
+        return jax.lax.dynamic_update_slice_in_dim(new, row, i, 0)
+
+    new = jnp.zeros((len(old), rows.shape[1], length, *rows.shape[3:]), rows.dtype)
+    return jax.lax.fori_loop(0, len(old), move, new)
