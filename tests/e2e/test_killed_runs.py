@@ -42,13 +42,16 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3000)]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How many processes a run has, of how many fake devices each."""
+    """How many processes a run has, of how many fake devices each, and what waits on the host."""
 
     processes: int
     devices: int
+    flags: tuple[str, ...] = ()
 
 
 ONE, TWO = Layout(1, 1), Layout(2, 2)
+ON_HOST = ("--gin.RoleConfig.offload_optimizer=True", "--gin.RoleConfig.offload_reference=True")
+ONE_ON_HOST, TWO_ON_HOST = Layout(1, 1, ON_HOST), Layout(2, 2, ON_HOST)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +76,7 @@ def start(small_run, tmp_path_factory):
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.2",
             "XLA_FLAGS": f"--xla_force_host_platform_device_count={layout.devices}",
         }
-        arguments = [*small_run, *FLAGS, f"--run_dir={run_dir}"]
+        arguments = [*small_run, *FLAGS, *layout.flags, f"--run_dir={run_dir}"]
         if layout.processes > 1:
             arguments.append("--distributed")
             environment |= {
@@ -182,8 +185,14 @@ def assert_same_end(found: pathlib.Path, expected: pathlib.Path) -> None:
 
 @pytest.mark.parametrize(
     ("layout", "place"),
-    [(ONE, place) for place in PLACES] + [(TWO, place) for place in PLACES],
-    ids=lambda value: value if isinstance(value, str) else f"{value.processes}-processes",
+    [(ONE, place) for place in PLACES]
+    + [(TWO, place) for place in PLACES]
+    + [(ONE_ON_HOST, "update"), (TWO_ON_HOST, "update")],
+    ids=lambda value: (
+        value
+        if isinstance(value, str)
+        else f"{value.processes}-processes{'-on-host' if value.flags else ''}"
+    ),
 )
 def test_a_killed_run_ends_like_the_whole_one(start, whole, tmp_path, layout, place):
     expected = whole(layout)
