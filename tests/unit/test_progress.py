@@ -31,3 +31,13 @@ def test_a_short_phase_leaves_no_line_in_a_log():
     with progress.phase("judging", total=2):
         progress.advance()
     assert stream.getvalue() == ""
+
+
+def test_times_are_of_one_step():
+    progress = Progress(num_steps=2, is_silent=True)
+    progress.start_step(1)
+    with progress.phase("judging"):
+        progress.sandbox_s += 2.5
+    progress.start_step(2)
+    assert progress.phase_s == {}
+    assert progress.sandbox_s == 0.0
