@@ -83,6 +83,7 @@ class SftConfig:
     tiny_vocab_size: int = 768
     compute_dtype: Literal["float32", "bfloat16"] = "float32"
     remat: Literal["none", "dots", "full"] = "none"
+    attention: Literal["auto", "xla", "pallas"] = "auto"
     mesh: MeshConfig = dataclasses.field(default_factory=MeshConfig)
     seed: int = 0
     log_every_steps: int = 10
@@ -115,7 +116,7 @@ def run_sft(config: SftConfig, run_dir: str | pathlib.Path) -> pathlib.Path | No
     rows = load_rows(config.data, config.seed)
     start = _start_directory(config, rows, run_dir / "untrained")
     model = LanguageModel(
-        Qwen2Config.from_directory(start), config.compute_dtype, remat=config.remat
+        Qwen2Config.from_directory(start), config.compute_dtype, config.remat, config.attention
     )
     learner = Learner(model, mesh, config.optimizer, LossConfig(), config.learner)
     checkpoints = CheckpointManager(run_dir / "checkpoints", keep_last=1)

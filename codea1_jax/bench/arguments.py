@@ -20,6 +20,7 @@ def add_learner(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--tokens_per_chunk", type=int, default=1024)
     parser.add_argument("--micro_batch_tokens", type=int, help="default: all in one micro-batch")
     parser.add_argument("--steps", type=int, default=3, help="timed steps, after one that is not")
+    rollout_arguments.add_attention(parser)
 
 
 def add_step(parser: argparse.ArgumentParser) -> None:
@@ -50,3 +51,4 @@ def add_curves(parser: argparse.ArgumentParser) -> None:
     add("--decode_chunk", type=int, default=4)
     add("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--plot", type=pathlib.Path, help="PNG")
+    rollout_arguments.add_attention(parser)

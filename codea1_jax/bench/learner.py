@@ -53,7 +53,8 @@ def run(options: argparse.Namespace) -> int:
 def _measure(options: argparse.Namespace, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     directory = hf_io.resolve_directory(options.checkpoint)
     dtype = jnp.dtype(options.dtype)
-    model = LanguageModel(Qwen2Config.from_directory(directory), dtype, options.remat)
+    config = Qwen2Config.from_directory(directory)
+    model = LanguageModel(config, dtype, options.remat, options.attention)
     learner = _learner(options, model, mesh)
     batch = _random_batch(options, model.config.vocab_size)
     state = learner.init_state(hf_io.load_params(directory, model, mesh, jnp.float32))

@@ -22,6 +22,7 @@ from codea1_jax.errors import UserError
 from codea1_jax.eval import golden, runner, samples
 from codea1_jax.eval.samples import EvalSample
 from codea1_jax.obs.progress import duration
+from codea1_jax.rollout import arguments
 
 SUITES = ("embedded", *sources.SUITES)
 # Above what the slowest canonical solution may take.
@@ -47,6 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0)
     add("--compute_dtype", choices=("bfloat16", "float32"), default="bfloat16")
     add("--rows", type=int, default=32, help="samples that decode at a time")
+    arguments.add_attention(parser)
     add("--sandbox_address", default="", help="HOST:PORT; default: a service of its own")
     add("--num_slots", type=int, default=0, help="of its own service; 0: one per processor")
 
@@ -175,6 +177,7 @@ def _sample(options: argparse.Namespace, problems: Sequence[Any]) -> list[EvalSa
             options.checkpoint,
             sampling,
             compute_dtype=options.compute_dtype,
+            attention=options.attention,
             rows=options.rows,
             seed=options.seed,
         )

@@ -48,13 +48,15 @@ class CheckpointSampler:
         sampling: SamplingParams,
         *,
         compute_dtype: Literal["float32", "bfloat16"] = "bfloat16",
+        attention: Literal["auto", "xla", "pallas"] = "auto",
         rows: int = 32,
         seed: int = 0,
     ):
         directory = hf_io.resolve_directory(checkpoint)
         dtype = jnp.dtype(compute_dtype)
         self._tokenizer = ChatTokenizer(directory)
-        self._model = LanguageModel(Qwen2Config.from_directory(directory), compute_dtype=dtype)
+        config = Qwen2Config.from_directory(directory)
+        self._model = LanguageModel(config, compute_dtype=dtype, attention=attention)
         self._mesh = make_mesh()
         self._params = hf_io.load_params(directory, self._model, self._mesh, dtype)
         self._sampling = SamplingParams(

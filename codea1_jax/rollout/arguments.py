@@ -19,6 +19,17 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=int, default=64, help="samples that decode at a time")
     add("--prefill_rows", type=int, default=2, help="prompts in a prefill, at most")
     add("--decode_chunk", type=int, default=4, help="tokens between two looks of the host")
+    add_attention(parser)
+
+
+def add_attention(parser: argparse.ArgumentParser) -> None:
+    """`LanguageModel.attention`, for every command that loads a checkpoint."""
+    parser.add_argument(
+        "--attention",
+        choices=("auto", "xla", "pallas"),
+        default="auto",
+        help="auto: kernels on TPU where they take the sizes; pallas: an error where they do not",
+    )
 
 
 def add_rollout(parser: argparse.ArgumentParser) -> None:

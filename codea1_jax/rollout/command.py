@@ -92,7 +92,8 @@ def load(options: argparse.Namespace, *, natural_eos: bool = True) -> Sampler:
     directory = hf_io.resolve_directory(options.checkpoint)
     tokenizer = ChatTokenizer(directory)
     dtype = jnp.dtype(options.dtype)
-    model = LanguageModel(Qwen2Config.from_directory(directory), compute_dtype=dtype)
+    config = Qwen2Config.from_directory(directory)
+    model = LanguageModel(config, compute_dtype=dtype, attention=options.attention)
     sampling = SamplingParams(
         temperature=options.temperature,
         top_p=options.top_p,

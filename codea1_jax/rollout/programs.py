@@ -441,7 +441,7 @@ def _row(cache: Cache, index: int) -> Cache:
 
 
 def _take_rows(rows: Array, old: Array, length: int) -> Array:
-    """Rows `old` and their first `length` slots, one by one: a gather needs as much memory again."""
+    """Rows `old` and their first `length` slots, one by one: a gather needs the memory twice."""
 
     def move(i: Array, new: Array) -> Array:
         row = jax.lax.dynamic_slice_in_dim(rows, old[i], 1)[:, :, :length]

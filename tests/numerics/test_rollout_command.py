@@ -69,6 +69,25 @@ def test_other_settings_do_not_continue_a_file(flags, tmp_path, capsys):
     assert "another temperature" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["rollout", "--output={}/out.jsonl"],
+        ["bench", "sampler"],
+        ["bench", "learner", "--sequences=1", "--length=16", "--prompt_length=8"],
+        ["eval", "--suite=embedded", "--limit=1", "--greedy", "--output={}/out.json"],
+    ],
+    ids=lambda command: " ".join(command[:2]),
+)
+def test_kernels_that_the_machine_lacks_are_refused(command, flags, tmp_path, capsys):
+    """A choice that is not passed on would measure something else than what was asked for."""
+    if "learner" in command or "eval" in command:
+        flags = flags[:1]
+    arguments = [part.format(tmp_path) for part in command]
+    assert cli.main([*arguments, *flags, "--attention=pallas"]) == 2
+    assert "attention='pallas' is refused: the mesh has no TPUs" in capsys.readouterr().err
+
+
 def test_long_prompts_are_left_out_and_counted(flags, tmp_path, capsys):
     output = tmp_path / "out.jsonl"
     assert cli.main(["rollout", *flags, f"--output={output}", "--max_prompt_tokens=30"]) == 0
