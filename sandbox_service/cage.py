@@ -63,8 +63,10 @@ class Cage:
         if self.tier in ("A-root", "A-user", "B") and not linux.has_pidfd():
             raise OSError(38, "the kernel has no pidfd_open: gVisor (tier C), or before Linux 5.3")
         for path in self._groups:
+            # Version 1 has `tasks`: to move a lone thread the kernel need not stop all forks first.
+            name = "tasks" if os.path.exists(f"{path}/tasks") else "cgroup.procs"
             try:
-                with open(f"{path}/cgroup.procs", "w") as file:
+                with open(f"{path}/{name}", "w") as file:
                     file.write("0")
             except OSError as error:
                 self.notes.append(f"control group not joined: {error}")

@@ -68,7 +68,7 @@ def test_killed_slot_costs_no_run() -> None:
 
     async def check() -> None:
         async with started_pool(1) as pool:
-            task = await _start_sleeper(pool, 0.5)
+            task = await _start_sleeper(pool, 2.0)
             slot = next(pid for pid in _slot_pids(pool) if descendants(pid))
             inside = list(descendants(slot))
             os.kill(slot, signal.SIGKILL)
@@ -86,7 +86,7 @@ def test_killed_fork_server_costs_no_queued_run() -> None:
 
     async def check() -> None:
         async with started_pool(2) as pool:
-            sleeper = await _start_sleeper(pool, 0.5)
+            sleeper = await _start_sleeper(pool, 2.0)
             queued = [asyncio.create_task(run(pool, ADD, f"add({i}, 1)")) for i in range(60)]
             await asyncio.sleep(0.02)
             for zygote in list(pool._zygotes.values()):
