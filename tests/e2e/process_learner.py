@@ -1,10 +1,11 @@
 """One process of a run: takes two steps of a tiny model and prints what it got as JSON.
 
-python process_learner.py DATA FSDP TENSOR     (JAX_PROCESS_ID and its like in the environment)
+python process_learner.py DATA FSDP TENSOR FOLDER    (JAX_PROCESS_ID and its like are variables)
 """
 
 import json
 import os
+import pathlib
 import sys
 
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 from tiny_models import SMALL
 
 from codea1_jax import distributed
+from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.mesh import make_mesh
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.rl.batching import TrainSample, build_batch
@@ -52,7 +54,11 @@ with jax.set_mesh(mesh):
     state = learner.init_state(params)
     for step in (1, 2):
         state, _ = learner.update(state, batch, step)
-    moments = jax.tree.leaves(state.opt_state.mu)
+    manager = CheckpointManager(pathlib.Path(sys.argv[4]))
+    manager.save(2, {"coder": state}, {})
+    restored = manager.restore_arrays(2, {"coder": learner.abstract_state()})["coder"]
+    manager.close()
+    moments = jax.tree.leaves((state.opt_state.mu, restored.opt_state.mu))
 
     def equal(first: jax.Array, second: jax.Array) -> bool:
         """The parts of both that this process holds."""
@@ -62,6 +68,7 @@ with jax.set_mesh(mesh):
     offloaded = {
         "memory": sorted({leaf.sharding.memory_kind for leaf in moments}),
         "equal": all(map(equal, jax.tree.leaves(state), jax.tree.leaves(rows[-1][0]))),
+        "restored": all(map(equal, jax.tree.leaves(restored), jax.tree.leaves(state))),
     }
     norm = jax.jit(lambda tree: sum(jax.numpy.sum(leaf**2) for leaf in jax.tree.leaves(tree)))
     result = {

@@ -53,11 +53,12 @@ def free_port() -> int:
         return probe.getsockname()[1]
 
 
-def test_two_processes_learn_what_one_learns():
+def test_two_processes_learn_what_one_learns(tmp_path):
     """2 x 4 devices: rows over both processes, parameters split inside and across them."""
     mesh = ("2", "2", "2")
-    alone = result(start("process_learner.py", mesh, 8))
-    both = [result(process) for process in start_pair("process_learner.py", mesh, 4)]
+    alone = result(start("process_learner.py", (*mesh, str(tmp_path / "alone")), 8))
+    pair = start_pair("process_learner.py", (*mesh, str(tmp_path / "both")), 4)
+    both = [result(process) for process in pair]
     assert [found["process"] for found in both] == [0, 1]
     for found in both:
         assert found["devices"] == alone["devices"] == 8
@@ -67,7 +68,11 @@ def test_two_processes_learn_what_one_learns():
         # Each process worked out every second value; all got the whole list and every signal.
         assert found["shares"] == [0, 11, 2, 13, 4]
         assert found["stops"] == [True, False]
-        assert found["offloaded"] == {"memory": ["pinned_host"], "equal": True}
+        assert found["offloaded"] == {
+            "memory": ["pinned_host"],
+            "equal": True,
+            "restored": True,
+        }
     assert alone["stops"] == [False, False]
 
 
@@ -89,6 +94,6 @@ def test_two_processes_sample_what_one_samples():
 
 
 def test_missing_address_is_named():
-    process = start("process_learner.py", ("1", "1", "1"), 1, JAX_PROCESS_ID="0")
+    process = start("process_learner.py", ("1", "1", "1", ""), 1, JAX_PROCESS_ID="0")
     _, err = process.communicate(timeout=120)
     assert "JAX_COORDINATOR_ADDRESS and JAX_NUM_PROCESSES not set" in err
