@@ -92,9 +92,13 @@ async def serve(pool: Pool, settings: Settings) -> None:
     await pool.start()
     servicer = SandboxServicer(pool, settings)
     server, checks = _server(servicer, settings)
-    port = _listen(server, settings)
-    if servicer.metrics is not None:
-        _serve_metrics(servicer, settings.metrics_address)
+    try:
+        port = _listen(server, settings)
+        if servicer.metrics is not None:
+            _serve_metrics(servicer, settings.metrics_address)
+    except BaseException:
+        await server.stop(None)  # gRPC's threads would otherwise still use it at the exit
+        raise
     await server.start()
     for name in ("", SERVICE_NAME):
         await checks.set(name, health_pb2.HealthCheckResponse.SERVING)
