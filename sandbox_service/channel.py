@@ -67,23 +67,21 @@ class Security:
             raise AuthError(f"{self.token_file} holds no token")
         return (("authorization", f"Bearer {token[0].decode('latin-1')}"),)
 
-    def certificates(self) -> tuple[bytes, ...]:
-        """What the certificate files hold now, to be compared. Raises AuthError."""
-        paths = (self.ca_file, self.cert_file, self.key_file)
-        return tuple(read_file(path) for path in paths if path and path != "system")
-
-    def _credentials(self) -> grpc.ChannelCredentials | None:
+    def certificates(self) -> tuple[bytes | None, bytes | None, bytes | None]:
+        """What the files hold now: roots to trust, own key, own certificate. Raises AuthError."""
         if bool(self.cert_file) != bool(self.key_file):
             raise AuthError("cert_file and key_file go together; set both or neither")
-        if not self.ca_file:
-            if self.cert_file:
-                raise AuthError("cert_file needs a ca_file (or ca_file='system')")
-            return None
-        return grpc.ssl_channel_credentials(
-            root_certificates=None if self.ca_file == "system" else read_file(self.ca_file),
-            private_key=read_file(self.key_file) if self.key_file else None,
-            certificate_chain=read_file(self.cert_file) if self.cert_file else None,
+        if self.cert_file and not self.ca_file:
+            raise AuthError("cert_file needs a ca_file (or ca_file='system')")
+        return (
+            read_file(self.ca_file) if self.ca_file not in ("", "system") else None,
+            read_file(self.key_file) if self.key_file else None,
+            read_file(self.cert_file) if self.cert_file else None,
         )
+
+    def _credentials(self) -> grpc.ChannelCredentials | None:
+        certificates = self.certificates()
+        return grpc.ssl_channel_credentials(*certificates) if self.ca_file else None
 
 
 def open_channel(

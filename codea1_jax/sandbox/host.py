@@ -63,8 +63,8 @@ class Host:
         self._fixed_window = window
         self._security = security
         self._metadata = security.metadata()
+        self._certificates = security.certificates()  # before: what changes now is seen later
         self._channel = open_channel(address, security, retries=False)
-        self._certificates = security.certificates()
         self._stub = pb_grpc.SandboxStub(self._channel)
         self._window = 0  # of the open stream; 0: there is none
         self._sent: dict[int, tuple[Job, float]] = {}  # and when
