@@ -1,8 +1,11 @@
-"""Sizes of models that compile in a second, for tests that need one and do not care which."""
+"""Models that compile in a second and a batch for them, for tests that do not care which."""
 
 import dataclasses
 
+import numpy as np
+
 from codea1_jax.models.config import Qwen2Config
+from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch
 
 # Two layers, grouped heads: enough for every axis to be sharded.
 SMALL = Qwen2Config(
@@ -26,3 +29,13 @@ SMALLEST = dataclasses.replace(
     num_hidden_layers=1,
     num_attention_heads=2,
 )
+
+
+def small_batch() -> TrainBatch:
+    """Eight samples of 5 + 6 tokens of `SMALL` in rows of 16, random and always the same."""
+    rng = np.random.default_rng(0)
+    samples = [
+        TrainSample(rng.integers(0, 48, 5).tolist(), rng.integers(0, 48, 6), float(rng.normal()))
+        for _ in range(8)
+    ]
+    return build_batch(samples, length_buckets=(16,))

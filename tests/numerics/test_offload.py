@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_models import SMALL
+from tiny_models import SMALL, small_batch
 
 from codea1_jax import offload
 from codea1_jax.ckpt.manager import CheckpointManager
@@ -20,7 +20,7 @@ from codea1_jax.learning import prepare
 from codea1_jax.mesh import make_mesh
 from codea1_jax.models.qwen2 import LanguageModel
 from codea1_jax.plan.phases import device_bytes
-from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch
+from codea1_jax.rl.batching import TrainBatch
 from codea1_jax.rl.learner import Learner, LearnerConfig, TrainState
 from codea1_jax.rl.losses import LossConfig
 from codea1_jax.rl.optim import OptimizerConfig
@@ -58,12 +58,7 @@ def learner(learners: dict[tuple[int, int, int], Learner], request: Any) -> Iter
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    rng = np.random.default_rng(0)
-    samples = [
-        TrainSample(rng.integers(0, 48, 5).tolist(), rng.integers(0, 48, 6), float(rng.normal()))
-        for _ in range(8)
-    ]
-    return build_batch(samples, length_buckets=(16,))
+    return small_batch()
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,12 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from tiny_models import SMALL
+from tiny_models import SMALL, small_batch
 
 from codea1_jax.ckpt.manager import CheckpointManager
 from codea1_jax.mesh import make_mesh
 from codea1_jax.models.qwen2 import LanguageModel
-from codea1_jax.rl.batching import TrainBatch, TrainSample, build_batch
+from codea1_jax.rl.batching import TrainBatch
 from codea1_jax.rl.learner import Learner, LearnerConfig, TrainState
 from codea1_jax.rl.losses import LossConfig
 from codea1_jax.rl.optim import OptimizerConfig
@@ -39,12 +39,7 @@ def make_learner(mesh_shape: tuple[int, int, int]) -> Learner:
 
 @pytest.fixture(scope="module")
 def batch() -> TrainBatch:
-    rng = np.random.default_rng(0)
-    samples = [
-        TrainSample(rng.integers(0, 48, 5).tolist(), rng.integers(0, 48, 6), float(rng.normal()))
-        for _ in range(8)
-    ]
-    return build_batch(samples, length_buckets=(16,))
+    return small_batch()
 
 
 def steps(
