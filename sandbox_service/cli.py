@@ -120,7 +120,7 @@ def _add_slots(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--slots",
         type=_slots,
-        # One more than processors: while the server takes leave of one run, another computes.
+        # More than processors: while the server takes leave of one run, another computes.
         default=(os.cpu_count() or 1) + 2,
         help="runs that compute at the same time (default: processors + 2)",
     )

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--rows", type=int, default=32, help="samples that decode at a time")
     arguments.add_attention(parser)
     add("--sandbox_address", default="", help="HOST:PORT; default: a service of its own")
-    add("--num_slots", type=int, default=0, help="of its own service; 0: one per processor")
+    add("--num_slots", type=int, default=0, help="of its own service; 0: processors + 2")
 
 
 def run(options: argparse.Namespace) -> int:
